@@ -106,11 +106,6 @@ def by_hand(diary):
     return False
 
 
-def failed_by(diaries, words):
-    """Has a rank ended by an error that has these words?"""
-    return any(words in error_of(diary) for diary in diaries)
-
-
 def all_same(lists):
     """Do all ranks hold the same numbers, but for the last digits?"""
     return all(math.isclose(a, b, rel_tol=1e-10) or math.isnan(a) and math.isnan(b)
@@ -120,17 +115,15 @@ def all_same(lists):
 # ----------------------------------------------------------------------------------- hangs and ends
 
 HANG_UNEVEN = Finding(
-    "hang_uneven", WRONG,
-    "The ranks have made different numbers of forwards through DDP: {forwards}. {each}.",
+    "hang_uneven", WRONG, "The ranks have made different numbers of forwards through DDP: {forwards}. {each}.",
     "DDP talks in each step: a rank that has fewer batches, or leaves its loop or a batch out, is missed by the "
     "others.",
     "Give all ranks equally many batches (DistributedSampler), or use torch.distributed.algorithms.join.Join. Decide "
     "together to leave a loop: all-reduce the flag.")
 HANG_DIFFERENT = Finding(
-    "hang_different", WRONG,
-    "Collective number {number} of the run is not the same on all ranks. {each}.",
-    "All ranks must make the same collective calls in the same order. Here one rank waits for a "
-    "call that another never makes.",
+    "hang_different", WRONG, "Collective number {number} of the run is not the same on all ranks. {each}.",
+    "All ranks must make the same collective calls in the same order. Here one rank waits for a call that another "
+    "never makes.",
     "Take the call out of the branch that only some ranks take, or let all take it.")
 HANG_RANK_0 = replace(HANG_DIFFERENT, name="hang_rank_0")
 
@@ -140,11 +133,14 @@ STOPPED_APART = Finding(
     "{left} left the training after {forwards} forwards, at the end of an epoch. {waits} went on, and waited.",
     "Each rank decided by itself when to stop, by figures of its own, and the decisions differ.",
     "Let all ranks decide together: all-reduce the figure, or rank 0's decision, before it is compared.")
+STOPPED_OR_BARRIER = replace(
+    STOPPED_APART, seen="{left} made {forwards} forwards, to the end of an epoch, and stood in a barrier. {waits} went "
+    "on, and waited, too.", means="Each rank decided by itself when to stop, or not all ranks reach this barrier.",
+    repair="Let all ranks decide together when to stop, and take the barrier out of a branch that only some take.")
 SKIPPED = Finding(
-    "skipped_backward", WRONG,
-    "Forwards through DDP that no backward followed: {skipped}.",
-    "A rank that skips a backward, for a loss that is not finite, say, is one message behind. From then on the "
-    "ranks average gradients of different steps.",
+    "skipped_backward", WRONG, "Forwards through DDP that no backward followed: {skipped}.",
+    "A rank that skips a backward, for a loss that is not finite, say, is one message behind. From then on the ranks "
+    "average gradients of different steps.",
     "Skip together: all-reduce a flag before the step, or call backward on the loss times zero.")
 
 
@@ -162,14 +158,15 @@ def stopped_apart(diaries):
     least = min(forwards)
     waits = [diary for diary in diaries if diary["forwards"] > least]
     left = [diary for diary in diaries if diary not in waits]
+    in_barrier = [diary["position"]["where"] for diary in left if diary["position"]["in"] == "barrier"]
     over = all(diary["ended"] or diary["position"]["in"] == "barrier" for diary in left)
     if waits and over and (any(map(error_of, waits)) or any(notes_of_all(waits, "stalled"))):
-        ends = [read for read in notes(waits[0], "pass")
+        ends = [read["where"] for read in notes(waits[0], "pass")
                 if read["trained"] and read["whole"] and read["forwards"] == least]
-        for read in ends[:1]:
-            yield STOPPED_APART.at(
-                read["where"], forwards=least, waits=listed([diary["rank"] for diary in waits]).capitalize(),
-                left=listed([diary["rank"] for diary in left]).capitalize())
+        for where in ends[:1]:
+            finding, where = (STOPPED_OR_BARRIER, in_barrier[0]) if in_barrier else (STOPPED_APART, where)
+            yield finding.at(where, forwards=least, waits=listed([diary["rank"] for diary in waits]).capitalize(),
+                             left=listed([diary["rank"] for diary in left]).capitalize())
 
 
 TESTS_THROUGH_DDP = Finding(
@@ -216,16 +213,15 @@ def talked(diaries):
     calls = [[diary["kinds"][number] for number in diary["order"]] for diary in diaries]
     stalled = any(notes_of_all(diaries, "stalled"))
     errors = list(filter(None, map(error_of, diaries)))
+    if any(not re.search(WAITED, error) for error in errors):  # one failed by itself: waits follow
+        return
     first = differing(calls, 0)
-    waited = errors and all(re.search(WAITED, error) for error in errors)
-    if first is None and (stalled or waited):  # the same names from other lines: shapes may differ
+    if first is None and (stalled or errors):  # the same names from other lines: shapes may differ
         first = differing(calls, slice(None))
     if first is None:
         return
     made = [mine[first] if len(mine) > first else None for mine in calls]
     if not (stalled or errors or all(made)):
-        return
-    if any(not re.search(WAITED, error) for error in errors):  # one failed by itself: waits follow
         return
     where = next(line for _, line in filter(None, made))
     if any(finding.name in ("tests_through_ddp", "other_sizes") for finding in torn(diaries)):
@@ -251,8 +247,7 @@ def differing(calls, part):
 
 CRASHED = Finding(
     "crashed", WRONG, "{own} failed: {how}.",
-    "What the report says below was seen up to there.",
-    "Mend this first: what it printed above shows the way.")
+    "What the report says below was seen up to there.", "Mend this first: what it printed above shows the way.")
 WRONG_TRACEBACK = replace(
     CRASHED, name="wrong_traceback", means="If {others} reported a lost connection, that only follows from it.",
     repair="Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
@@ -263,7 +258,8 @@ def crashed(diaries):
     failed = [diary for diary in diaries if (diary["ended"] or {}).get("status")]
     gone = any(fact["ranks"] > len(diaries) for fact in notes(diaries[0], "group"))  # a rank that left no notes
     own = [diary for diary in failed if not re.search(WAITED, error_of(diary))] or ([] if gone else failed)
-    if failed_by(diaries, UNFINISHED) and any(notes_of_all(diaries, "without") + notes_of_all(diaries, "frozen")):
+    unused = any(UNFINISHED in error_of(diary) for diary in diaries)
+    if unused and any(notes_of_all(diaries, "without") + notes_of_all(diaries, "frozen")):
         return  # parameters() tells of it
     others = [diary for diary in diaries if diary not in own]
     followed = any(diary in failed or diary["position"]["in"] for diary in others)
@@ -293,8 +289,7 @@ def stalled(diaries):
 
 NOT_DESTROYED = Finding(
     "not_destroyed", LOOK, "The script ended with its process group open.",
-    "NCCL warns of it, and a rank may be aborted at the end.",
-    "Call dist.destroy_process_group() last, on all ranks.")
+    "NCCL warns of it, and a rank may be aborted at the end.", "Call dist.destroy_process_group() last, on all ranks.")
 
 
 def left_open(diaries):
@@ -336,100 +331,71 @@ def no_group(diaries, world_size):
 
 
 # {pattern of the message of the error that ended a rank: its finding}
-ERRORS = {
-    "Default process group has not been initialized": Finding(
-        "group_missing", WRONG, "{error}",
-        "The call needs the process group, and dist.init_process_group() comes later or never, or this rank has "
-        "destroyed it.",
-        "Call dist.init_process_group() first. In one process, leave DistributedSampler and DDP out."),
-    "initialize the default process group twice": Finding(
-        "group_twice", WRONG, "{error}",
-        "A library, or a cell that ran again, has made the process group already.",
-        "Ask `if not dist.is_initialized():` first, or let only one place make it."),
-    "environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected": Finding(
-        "not_launched", WRONG, "{error}",
-        "The script was started without a launcher, which would have set the variable.",
-        "Start it with torchrun."),
-    "'DistributedDataParallel' object has no attribute": Finding(
-        "wrapper_attribute", WRONG, "{error}",
-        "The attribute belongs to the model inside: the wrapper has `module`, and no copy of its attributes.",
-        "model.module.NAME for values. Work that must be trained goes through model(...): put it into forward()."),
-    "appears not to match sizes|DDP expects same model across all ranks|same number of params": Finding(
-        "other_shapes", WRONG, "{error}",
-        "The ranks have built models of different shapes, from what each one sees of the data, say.",
-        "Let all ranks build the same model: fix the number of classes, or let rank 0 broadcast it."),
-    "not needed when a module doesn't have any parameter": Finding(
-        "nothing_to_train", WRONG, "{error}",
-        "All parameters are frozen, so there is no gradient to average.",
-        "Do not wrap this model; call it under torch.no_grad()."),
-    "Expected more than 1 value per channel": Finding(
-        "batch_of_one", WRONG, "{error}",
-        "BatchNorm takes a mean over the batch, and this one has a single image: the last one of a shard, mostly.",
-        "DataLoader(..., drop_last=True), or another batch size."),
-    "sampler option is mutually exclusive with shuffle": Finding(
-        "sampler_and_shuffle", WRONG, "{error}",
-        "The sampler gives the order, and `shuffle=True` asks for another one.",
-        "Leave shuffle out: DistributedSampler(dataset, shuffle=True) shuffles."),
-    "SyncBatchNorm expected input tensor to be on": Finding(
-        "sync_batchnorm_cpu", WRONG, "{error}",
-        "SyncBatchNorm works on GPUs only.",
-        "Convert the model only where its device is a GPU."),
-    "mixed torch.Tensor and DTensor": Finding(
-        "mixed_dtensor", WRONG, "{error}",
-        "A sharded parameter met a plain tensor in one operation.",
-        "Call the sharded module itself, which gathers its weights; or distribute the tensor, too."),
-    r'Unexpected key\(s\) in state_dict: "module\.': Finding(
-        "module_prefix", WRONG, "{error}",
-        "The weights were saved from a wrapped model, and are loaded into a plain one.",
-        "Save model.module.state_dict(), or load into the wrapped model."),
-    r'Unexpected key\(s\) in state_dict: "_orig_mod\.': Finding(
-        "compiled_prefix", WRONG, "{error}",
-        "The weights were saved from a compiled model, and are loaded into a plain one.",
-        "Save model._orig_mod.state_dict(), or compile with model.compile()."),
-    "Modules with uninitialized parameters": Finding(
-        "lazy_module", WRONG, "{error}",
-        "A lazy layer has no weights before its first forward, so there is nothing to send.",
-        "Call the model once, on all ranks, before DistributedDataParallel(model)."),
-    "modified by an inplace operation": Finding(
-        "step_between", WRONG, "{error}",
-        "Weights or buffers changed between a forward and its backward: by an optimizer's step, "
-        "or by DDP, which sends buffers in each forward.",
-        "backward() before anything changes what its forward used; broadcast_buffers=False if it "
-        "was a buffer."),
-    "Weights only load failed": Finding(
-        "weights_only", WRONG, "{error}",
-        "torch.load reads tensors only, unless it is told otherwise.",
-        "Save state_dicts and plain Python; weights_only=False only for files of your own."),
-    "Attempting to deserialize object on a CUDA device": Finding(
-        "map_location", WRONG, "{error}",
-        "The file remembers the GPU it came from.",
-        'torch.load(file, map_location="cpu").'),
-    "mark a variable ready only once": Finding(
-        "ready_twice", WRONG, "{error}",
-        "A parameter was used in two backward passes of one forward, or twice under reentrant "
-        "checkpointing.",
-        "checkpoint(..., use_reentrant=False), or one backward for each forward."),
-    r"\[Errno 2\] No such file": Finding(
-        "read_early", WRONG, "{error}",
-        "Other ranks went on. Does one of them write the file? Then this rank did not wait for it.",
-        "dist.barrier() after the rank that writes, before the others read."),
-    r"\[Errno 17\] File exists": Finding(
-        "made_twice", WRONG, "{error}",
-        "Another rank, or an earlier run, has made it: perhaps after this rank had looked and found nothing.",
-        "os.makedirs(folder, exist_ok=True), or rank 0 alone and then dist.barrier()."),
-    "^No module named": Finding(
-        "module_missing", WRONG, "{error}",
-        "This Python has no such package: torchrun of another environment than the one it was installed in, say.",
-        "`python -m torch.distributed.run` starts the ranks with this Python; `python -m pip` installs for it."),
-    "Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available": Finding(
-        "no_gpu", WRONG, "{error}",
-        "The script asks for a GPU, and this process sees none.",
-        "Run it where a GPU is; or choose the device by torch.cuda.is_available(), and gloo where there is none."),
-    "(?i)EADDRINUSE|address already in use": Finding(
-        "address_in_use", WRONG, "{error}",
-        "Another program has the port, often an earlier run.",
-        "torchrun --standalone, or another --master-port."),
-}
+ERRORS = {pattern: Finding(name, WRONG, "{error}", means, repair) for pattern, name, means, repair in [
+    ("Default process group has not been initialized", "group_missing",
+     "The call needs the process group, and dist.init_process_group() comes later or never, or this rank has destroyed "
+     "it.",
+     "Call dist.init_process_group() first. In one process, leave DistributedSampler and DDP out."),
+    ("initialize the default process group twice", "group_twice",
+     "A library, or a cell that ran again, has made the process group already.",
+     "Ask `if not dist.is_initialized():` first, or let only one place make it."),
+    ("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", "not_launched",
+     "The script was started without a launcher, which would have set the variable.", "Start it with torchrun."),
+    ("'DistributedDataParallel' object has no attribute", "wrapper_attribute",
+     "The attribute belongs to the model inside: the wrapper has `module`, and no copy of its attributes.",
+     "model.module.NAME for values. Work that must be trained goes through model(...): put it into forward()."),
+    ("appears not to match sizes|DDP expects same model across all ranks|same number of params", "other_shapes",
+     "The ranks have built models of different shapes, from what each one sees of the data, say.",
+     "Let all ranks build the same model: fix the number of classes, or let rank 0 broadcast it."),
+    ("not needed when a module doesn't have any parameter", "nothing_to_train",
+     "All parameters are frozen, so there is no gradient to average.",
+     "Do not wrap this model; call it under torch.no_grad()."),
+    ("Expected more than 1 value per channel", "batch_of_one",
+     "BatchNorm takes a mean over the batch, and this one has a single image: the last one of a shard, mostly.",
+     "DataLoader(..., drop_last=True), or another batch size."),
+    ("sampler option is mutually exclusive with shuffle", "sampler_and_shuffle",
+     "The sampler gives the order, and `shuffle=True` asks for another one.",
+     "Leave shuffle out: DistributedSampler(dataset, shuffle=True) shuffles."),
+    ("SyncBatchNorm expected input tensor to be on", "sync_batchnorm_cpu",
+     "SyncBatchNorm works on GPUs only.", "Convert the model only where its device is a GPU."),
+    ("mixed torch.Tensor and DTensor", "mixed_dtensor",
+     "A sharded parameter met a plain tensor in one operation.",
+     "Call the sharded module itself, which gathers its weights; or distribute the tensor, too."),
+    (r'Unexpected key\(s\) in state_dict: "module\.', "module_prefix",
+     "The weights were saved from a wrapped model, and are loaded into a plain one.",
+     "Save model.module.state_dict(), or load into the wrapped model."),
+    (r'Unexpected key\(s\) in state_dict: "_orig_mod\.', "compiled_prefix",
+     "The weights were saved from a compiled model, and are loaded into a plain one.",
+     "Save model._orig_mod.state_dict(), or compile with model.compile()."),
+    ("Modules with uninitialized parameters", "lazy_module",
+     "A lazy layer has no weights before its first forward, so there is nothing to send.",
+     "Call the model once, on all ranks, before DistributedDataParallel(model)."),
+    ("modified by an inplace operation", "step_between",
+     "Weights or buffers changed between a forward and its backward: by an optimizer's step, or by DDP, which sends "
+     "buffers in each forward.",
+     "backward() before anything changes what its forward used; broadcast_buffers=False if it was a buffer."),
+    ("Weights only load failed", "weights_only",
+     "torch.load reads tensors only, unless it is told otherwise.",
+     "Save state_dicts and plain Python; weights_only=False only for files of your own."),
+    ("Attempting to deserialize object on a CUDA device", "map_location",
+     "The file remembers the GPU it came from.", 'torch.load(file, map_location="cpu").'),
+    ("mark a variable ready only once", "ready_twice",
+     "A parameter was used in two backward passes of one forward, or twice under reentrant checkpointing.",
+     "checkpoint(..., use_reentrant=False), or one backward for each forward."),
+    (r"\[Errno 2\] No such file", "read_early",
+     "Other ranks went on. Does one of them write the file? Then this rank did not wait for it.",
+     "dist.barrier() after the rank that writes, before the others read."),
+    (r"\[Errno 17\] File exists", "made_twice",
+     "Another rank, or an earlier run, has made it: perhaps after this rank had looked and found nothing.",
+     "os.makedirs(folder, exist_ok=True), or rank 0 alone and then dist.barrier()."),
+    ("^No module named", "module_missing",
+     "This Python has no such package: torchrun of another environment than the one it was installed in, say.",
+     "`python -m torch.distributed.run` starts the ranks with this Python; `python -m pip` installs for it."),
+    ("Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available", "no_gpu",
+     "The script asks for a GPU, and this process sees none.",
+     "Run it where a GPU is; or choose the device by torch.cuda.is_available(), and gloo where there is none."),
+    ("(?i)EADDRINUSE|address already in use", "address_in_use",
+     "Another program has the port, often an earlier run.", "torchrun --standalone, or another --master-port.")]}
 
 
 def errors(diaries):
@@ -471,8 +437,7 @@ EACH_ITS_OWN = replace(
     "If not: no gradient goes to the other ranks.")
 DRIFT = Finding(
     "drift", WRONG, "{differ}{before}.",
-    "From then on they train different models.",
-    "Look for weights or gradients that are changed on one rank only.")
+    "From then on they train different models.", "Look for weights or gradients that are changed on one rank only.")
 UNSYNCHRONISED = replace(
     DRIFT, name="unsynchronised_step", seen="{differ}{before}. An optimizer made a step after a backward that did "
     "not synchronise.", means="Inside no_sync(), or with require_backward_grad_sync=False, each rank keeps its own "
@@ -505,8 +470,7 @@ BESIDE = replace(
     DRIFT, level=LOOK, seen="{differ}{before}. This model is not in DistributedDataParallel, as another one is.",
     means="Does each rank train it for itself on purpose, as a probe, say?", repair="If not: wrap it, too.")
 DDP_MODULE = Finding(
-    "ddp_module", WRONG,
-    "The model inside DistributedDataParallel was called in training. {differ}.",
+    "ddp_module", WRONG, "The model inside DistributedDataParallel was called in training. {differ}.",
     "DDP exchanges gradients only for a forward that goes through it.",
     "Call the wrapped model; keep model.module for saving and evaluating.")
 BESIDE_DDP = replace(
@@ -516,12 +480,13 @@ BESIDE_DDP = replace(
 
 def apart(diaries):
     """Weights that each rank changes for itself."""
+    first = diaries[0]
     inner_calls = list(chain(*notes_of_all(diaries, "raw")))
     wrapped = any(notes_of_all(diaries, "wrapped"))
-    if wrapped and not over_all(diaries) or averages_weights(diaries[0]):
+    if wrapped and not over_all(diaries) or averages_weights(first):
         return  # in groups, or local SGD: the ranks may differ
-    loaded = [diary["rank"] for diary in diaries if notes(diary, "loaded_optimizer")]
-    unsynchronised = notes(diaries[0], "unsynchronised")
+    loaded = {diary["rank"]: fact["where"] for diary in diaries for fact in notes(diary, "loaded_optimizer")[:1]}
+    unsynchronised = notes(first, "unsynchronised")
     earlier = None  # after so many backward passes the ranks still held the same
     looks = [(after, facts, all_same([fact["digest"] for fact in facts])) for after, facts in compared_weights(diaries)]
     for after, facts, same in looks:
@@ -530,40 +495,40 @@ def apart(diaries):
         met = [alike for _, others, alike in looks if model(others[0]) == model(facts[0])][-1]
         if same or met:  # apart before DDP sent the weights, or within a step that moves them and back
             continue
+        where = facts[0]["where"] or notes(first, "weights")[0]["where"]
+        optimizer = next((fact["where"] for fact in notes(first, "optimizer")), where)
+        if after == 0 and over_all(diaries):
+            finding = OTHER_WEIGHTS
+        elif not wrapped:
+            shards = any(fact["ranks"] == len(diaries) for fact in notes(first, "shard"))
+            certain = shards and not gives_its_own(diaries) and not notes(first, "in_pairs")
+            finding = NOT_WRAPPED if certain else EACH_ITS_OWN
+        elif inner_calls:
+            finding, where = DDP_MODULE, inner_calls[0]["where"]
+        elif not facts[0]["together"]:
+            finding = BESIDE
+        elif unsynchronised:
+            finding, where = UNSYNCHRONISED, unsynchronised[0]["where"]
+        elif 0 < len(loaded) < len(diaries):
+            finding, where = RESUMED_APART, next(iter(loaded.values()))
+        elif apart_by := loaded_apart(diaries):
+            finding, where = LOADED_APART, apart_by
+        elif len({tuple(fact["settings"]) for fact in facts}) > 1:
+            finding, where = OTHER_SETTINGS, optimizer
+        elif len({fact["updates"] for fact in facts}) > 1:
+            finding, where = SKIPPED_UPDATE, optimizer
+        elif any(fact["beside"] and fact["after"] <= after for fact in chain(*notes_of_all(diaries, "weights"))):
+            finding = CHANGED_BESIDE
+        else:
+            finding = HOOKED if notes(first, "hooked") else DRIFT
         norms = by_rank(diaries, [f"{fact['digest'][1]:.6f}" for fact in facts])
         passes = "1 backward pass" if after == 1 else f"{after} backward passes"
-        differ = f"After {passes} the ranks hold other weights (norms: {norms})"
-        where = facts[0]["where"] or notes(diaries[0], "weights")[0]["where"]
-        before = "" if earlier is None else f"; after {earlier} they held the same"
-        if after == 0 and over_all(diaries):
-            yield OTHER_WEIGHTS.at(where, norms=norms)
-        elif not wrapped:
-            shards = any(fact["ranks"] == len(diaries) for fact in notes(diaries[0], "shard"))
-            certain = shards and not gives_its_own(diaries) and not notes(diaries[0], "in_pairs")
-            yield (NOT_WRAPPED if certain else EACH_ITS_OWN).at(where, differ=differ)
-        elif not facts[0]["together"] and not inner_calls:
-            yield BESIDE.at(where, differ=differ, before=before)
-        elif inner_calls:
-            yield DDP_MODULE.at(inner_calls[0]["where"], differ=differ)
-        elif unsynchronised:
-            yield UNSYNCHRONISED.at(unsynchronised[0]["where"], differ=differ, before=before)
-        elif loaded and len(loaded) < len(diaries):
-            first = next(diary for diary in diaries if diary["rank"] == loaded[0])
-            yield RESUMED_APART.at(notes(first, "loaded_optimizer")[0]["where"], differ=differ, before=before,
-                                   some=listed(loaded))
-        elif apart_by := loaded_apart(diaries):
-            yield LOADED_APART.at(apart_by, differ=differ, before=before)
-        elif len({tuple(fact["settings"]) for fact in facts}) > 1:
-            same = set.intersection(*(set(fact["settings"]) for fact in facts))
-            yield OTHER_SETTINGS.at(notes(diaries[0], "optimizer")[0]["where"], differ=differ, before=before, settings=(
-                by_rank(diaries, [" ".join(sorted(set(fact["settings"]) - same)) for fact in facts])))
-        elif len({fact["updates"] for fact in facts}) > 1:
-            yield SKIPPED_UPDATE.at(notes(diaries[0], "optimizer")[0]["where"], differ=differ, before=before,
-                                    updates=by_rank(diaries, [fact["updates"] for fact in facts]))
-        elif any(fact["beside"] and fact["after"] <= after for fact in chain(*notes_of_all(diaries, "weights"))):
-            yield CHANGED_BESIDE.at(where, differ=differ, before=before)
-        else:
-            yield (HOOKED if notes(diaries[0], "hooked") else DRIFT).at(where, differ=differ, before=before)
+        settings = [set(fact["settings"]) for fact in facts]
+        yield finding.at(
+            where, norms=norms, differ=f"After {passes} the ranks hold other weights (norms: {norms})",
+            before="" if earlier is None else f"; after {earlier} they held the same", some=listed(loaded),
+            settings=by_rank(diaries, [" ".join(sorted(each - set.intersection(*settings))) for each in settings]),
+            updates=by_rank(diaries, [fact["updates"] for fact in facts]))
         return
     if inner_calls:
         yield BESIDE_DDP.at(inner_calls[0]["where"])
@@ -586,8 +551,8 @@ def schedules(diaries):
     for fact in notes(first, "schedule"):
         length, made, steps = fact["length"], fact["made"], first["steps"]
         for_one, for_all = (math.isclose(length, updates, rel_tol=0.1) for updates in (steps * ranks, steps))
-        if ended_well(first) and ranks > 1 and (made == steps and for_one or made == steps * ranks and for_all):
-            yield SCHEDULE.at(fact["where"], length=length, made=made, ranks=ranks, steps=steps)
+        if ended_well(first) and (made == steps and for_one or made == steps * ranks and for_all):
+            yield SCHEDULE.at(**fact, ranks=ranks, steps=steps)
             return
 
 
@@ -595,11 +560,6 @@ SUMMED = Finding(
     "summed_gradients", LOOK, "Gradients were all-reduced, and the update used their sum over {ranks} ranks.",
     "A sum is {ranks} times the average, as a learning rate {ranks} times as high. Is the loss divided instead?",
     "Divide each gradient by the number of ranks after all_reduce, or use DistributedDataParallel.")
-
-
-def summed(diaries):
-    for fact in notes(diaries[0], "summed")[:1]:
-        yield SUMMED.at(fact["where"], ranks=len(diaries))
 
 
 def loaded_apart(diaries):
@@ -614,11 +574,6 @@ UNFINISHED_SEND = Finding(
     "not_waited_for", LOOK, "`{what}` was called with async_op=True, and its end was never waited for.",
     "Until work.wait() has returned, the tensor may hold this rank's numbers, or half of the sum.",
     "work = dist.all_reduce(..., async_op=True), and work.wait() before the tensor is used.")
-
-
-def unfinished(diaries):
-    for fact in notes(diaries[0], "unfinished")[:1]:
-        yield UNFINISHED_SEND.at(fact["where"], what=fact["what"])
 
 
 def averages_weights(diary):
@@ -650,14 +605,12 @@ FROZEN_LATE = Finding(
     "Call requires_grad_(False) before DistributedDataParallel(model).")
 UNFINISHED = "Expected to have finished reduction"  # DDP's error, which makes a fact of what may be meant
 UNUSED = Finding(
-    "unused_parameter", WRONG,
-    "After backward() these have no gradient while others have one: {names}.",
-    "They play no part in the loss, so they are not trained. DDP waits for their gradients, and "
-    "fails in the next forward unless find_unused_parameters=True.",
+    "unused_parameter", WRONG, "After backward() these have no gradient while others have one: {names}.",
+    "They play no part in the loss, so they are not trained. DDP waits for their gradients, and fails in the next "
+    "forward unless find_unused_parameters=True.",
     "Use the parameters, or remove them. If only some steps use them: find_unused_parameters=True.")
 NEVER_USED = Finding(
-    "unused_parameter", LOOK,
-    "In the steps that were looked at these never had a gradient: {names}.",
+    "unused_parameter", LOOK, "In the steps that were looked at these never had a gradient: {names}.",
     "find_unused_parameters=True lets DDP go on; these are not trained all the same.",
     "Use the parameters, or freeze them before the model is wrapped.")
 MISSES = Finding(
@@ -666,17 +619,15 @@ MISSES = Finding(
     "Give the optimizer model.parameters(), or freeze what is not to be trained.")
 FOREIGN = Finding(
     "optimizer_foreign", WRONG, "The optimizer holds no parameter of the model that was wrapped.",
-    "It updates tensors that nobody trains: those of another model, or of this one before it "
-    "moved.",
-    "Make the optimizer after the model is on its device, from the parameters of the wrapped "
-    "model.")
+    "It updates tensors that nobody trains: those of another model, or of this one before it moved.",
+    "Make the optimizer after the model is on its device, from the parameters of the wrapped model.")
 
 
 def parameters(diaries):
     """Parameters that get no gradient, or no update."""
     first = next((diary for diary in diaries if UNFINISHED in error_of(diary)), diaries[0])
     frozen = notes(first, "frozen")[:1]
-    level = WRONG if failed_by(diaries, UNFINISHED) else LOOK
+    level = WRONG if UNFINISHED in error_of(first) else LOOK
     for fact in frozen:
         yield replace(FROZEN_LATE, level=level).at(notes(first, "wrapped")[0]["where"], names=in_code(fact["names"]))
     for kind, finding in (("without", UNUSED), ("never", NEVER_USED), ("left", MISSES)):
@@ -684,13 +635,10 @@ def parameters(diaries):
             for fact in notes(first, kind)[:1]:
                 given = level if kind == "without" else finding.level
                 yield replace(finding, level=given).at(fact["where"], names=in_code(fact["names"]))
-    for fact in notes(first, "foreign")[:1]:
-        yield FOREIGN.at(fact["where"])
 
 
 LEFT_OUT = Finding(
-    "optimizer_left_out", LOOK,
-    "A checkpoint with an optimizer's state was loaded, and no optimizer has taken it.",
+    "optimizer_left_out", LOOK, "A checkpoint with an optimizer's state was loaded, and no optimizer has taken it.",
     "Does this run resume another one? Then momentum and averages begin anew. (Fine-tuning may leave them.)",
     "To resume: optimizer.load_state_dict(...), too.")
 
@@ -716,8 +664,7 @@ def no_sync(diaries):
 
 
 SLOWER = Finding(
-    "slower", COSTLY,
-    "After one backward() came {count} all-reduces, of {numbers:,.0f} numbers on average.",
+    "slower", COSTLY, "After one backward() came {count} all-reduces, of {numbers:,.0f} numbers on average.",
     "Each costs the time of a message, however short it is, and all wait for each.",
     "Put the gradients into one flat tensor, or use DistributedDataParallel, which has buckets.")
 
@@ -734,13 +681,11 @@ def many_messages(diaries):
 
 
 CLIP_SCALED = Finding(
-    "clip_scaled", WRONG,
-    "The gradients were clipped while they were multiplied by a GradScaler's scale.",
+    "clip_scaled", WRONG, "The gradients were clipped while they were multiplied by a GradScaler's scale.",
     "They are larger by that factor: all are cut to almost nothing.",
     "scaler.unscale_(optimizer) before clip_grad_norm_.")
 CLIP_EARLY = Finding(
-    "clip_early", WRONG,
-    "When they were clipped, the gradients of the ranks had different norms: {norms}.",
+    "clip_early", WRONG, "When they were clipped, the gradients of the ranks had different norms: {norms}.",
     "They were clipped before the ranks averaged them: each rank by a factor of its own.",
     "Clip after backward() of a step that exchanges gradients.")
 
@@ -799,8 +744,7 @@ def batchnorm(diaries):
 
 
 SAME_SEED = Finding(
-    "same_seed", LOOK,
-    "{what} drew random numbers, and all ranks drew the same ones (step {step}).",
+    "same_seed", LOOK, "{what} drew random numbers, and all ranks drew the same ones (step {step}).",
     "Dropout or augmentation is then the same on all ranks, and less random than it seems. Is that meant?",
     "Once the model is built, seed each rank apart: torch.manual_seed(seed + rank).")
 
@@ -842,9 +786,26 @@ CUT_OFF = Finding(
     "tensor.detach() first.")
 
 
-def cut_off(diaries):
-    for fact in notes(diaries[0], "cut_off")[:1]:
-        yield CUT_OFF.at(fact["where"], what=fact["what"])
+WRAPPED_TWICE = Finding(
+    "wrapped_twice", COSTLY, "A model that has DistributedDataParallel in it was wrapped in it again.",
+    "Each of its gradients is averaged, and sent, twice.", "Wrap the model once.")
+NOT_EMPTIED = Finding(
+    "no_zero_grad", LOOK, "In the first steps each backward() added to the gradients of the step before.",
+    "An update then uses the sum of the gradients of all steps so far. Is that meant?",
+    "optimizer.zero_grad() in each step.")
+LEFT_ON = Finding(
+    "no_eval", LOOK, "A model with dropout or BatchNorm went through a DataLoader without training, in training mode.",
+    "Dropout then drops outputs, and BatchNorm takes the statistics of the batch, and learns them. Is that meant?",
+    "model.eval() before an evaluation, and model.train() after it.")
+AS_NOTED = {"cut_off": CUT_OFF, "foreign": FOREIGN, "left_on": LEFT_ON, "not_emptied": NOT_EMPTIED, "summed": SUMMED,
+            "twice": WRAPPED_TWICE, "unfinished": UNFINISHED_SEND}
+
+
+def as_noted(diaries):
+    """Facts that are findings as they stand: the first of each kind."""
+    for kind, finding in AS_NOTED.items():
+        for fact in notes(diaries[0], kind)[:1]:
+            yield finding.at(**fact)
 
 
 OTHER_LABELS = Finding(
@@ -954,8 +915,7 @@ def tested(diaries, together):
 
 
 UNSHARDED = Finding(
-    "iterable_unsharded", WRONG,
-    "All ranks read the same batches from a stream: the first {count} are equal.",
+    "iterable_unsharded", WRONG, "All ranks read the same batches from a stream: the first {count} are equal.",
     "Each sample is used once by every rank.",
     "In the IterableDataset, let each rank take its part: islice(stream, rank, None, world_size).")
 
@@ -997,8 +957,7 @@ SHARED_DATA = replace(
     "that shuffle a list, and take their shares of it, need one seed.")
 UNSEEN = Finding(
     "missing_data", LOOK, "In one pass over {of:,} samples the ranks together used {different:,}.",
-    "The rest is never seen in this epoch.",
-    "Look at the sampler's shares.")
+    "The rest is never seen in this epoch.", "Look at the sampler's shares.")
 
 
 def of_training(passes, tested, augmented):
@@ -1027,9 +986,8 @@ def of_training(passes, tested, augmented):
 
 
 PADDED = Finding(
-    "padded_evaluation", WRONG,
-    "The ranks evaluated {total:,} samples, {different:,} of them different: {twice} counted "
-    "twice.",
+    "padded_evaluation", WRONG, "The ranks evaluated {total:,} samples, {different:,} of them different: {twice} "
+    "counted twice.",
     "DistributedSampler pads, so that all ranks have as many; an accuracy counts these twice.",
     "Evaluate Subset(dataset, range(rank, len(dataset), world_size)), and add up hits and samples.")
 TWICE = replace(PADDED, level=LOOK, means="Samples count twice in a figure over all ranks. Is that meant?")
@@ -1116,20 +1074,17 @@ def samplers(diaries):
     for fact in again[1:2]:
         yield SET_EPOCH.at(fact["where"])
     for fact in padded[:1]:
-        yield PADS.at(fact["where"], **{name: fact[name] for name in ("ranks", "images", "total")})
+        yield PADS.at(**fact)
 
 
 ONE_RANKS = Finding(
-    "rank_0_loss", LOOK,
-    "Each rank evaluated its own samples (rank 0: {images:,}); no collective followed.",
+    "rank_0_loss", LOOK, "Each rank evaluated its own samples (rank 0: {images:,}); no collective followed.",
     "A figure that is printed now is that of one rank, not of all.",
     "Add up hits and samples over the ranks with all_reduce, then divide.")
 AVERAGES = Finding(
-    "average_of_averages", LOOK,
-    "The ranks evaluated {counts} samples, and then one number was added up, which is not whole: "
-    "an average, it seems.",
-    "The average of averages over unequal parts is not the average over all.",
-    "Add up hits and samples, then divide.")
+    "average_of_averages", LOOK, "The ranks evaluated {counts} samples, and then one number was added up, which is not "
+    "whole: an average, it seems.",
+    "The average of averages over unequal parts is not the average over all.", "Add up hits and samples, then divide.")
 
 
 def metrics(diaries):
@@ -1161,8 +1116,7 @@ def metrics(diaries):
 
 EVERY_RANK_WRITES = Finding(
     "every_rank_writes", WRONG, "{writers} wrote the same file, {file}.",
-    "They write over each other; a reader may find a torn file.",
-    "Let rank 0 write: if dist.get_rank() == 0.")
+    "They write over each other; a reader may find a torn file.", "Let rank 0 write: if dist.get_rank() == 0.")
 EVERY_RANK_OPENS = replace(
     EVERY_RANK_WRITES, level=LOOK, seen="{writers} opened the same file for writing, {file}.",
     means="Their lines are mixed, or one overwrites the other. Is that meant?")
@@ -1196,8 +1150,7 @@ def saved(diaries):
 
 
 ONE_GPU = Finding(
-    "all_on_gpu_0", WRONG,
-    "On one host, several ranks hold their model on the same GPU: {devices}.",
+    "all_on_gpu_0", WRONG, "On one host, several ranks hold their model on the same GPU: {devices}.",
     "They share its memory and take turns.",
     "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything is made.")
 
@@ -1213,8 +1166,7 @@ def devices(diaries):
 
 THREADS = Finding(
     "threads", COSTLY, "{ranks} ranks compute with {each} threads each on {cores} cores.",
-    "They take the cores from each other.",
-    "OMP_NUM_THREADS=cores/ranks, or torch.set_num_threads.")
+    "They take the cores from each other.", "OMP_NUM_THREADS=cores/ranks, or torch.set_num_threads.")
 
 
 def threads(diaries):
@@ -1229,10 +1181,9 @@ def threads(diaries):
             return
 
 
-ONE_IS_ENOUGH = [errors, crashed, parameters, resumed, no_sync, many_messages, cut_off, samplers, workers, saved,
-                 left_open, unfinished]
-COMPARING = [skipped, talked, stopped_apart, stalled, apart, schedules, summed, clipped, drawn, batchnorm,
-             devices, threads]
+ONE_IS_ENOUGH = [errors, crashed, parameters, resumed, no_sync, many_messages, as_noted, samplers, workers, saved,
+                 left_open]
+COMPARING = [skipped, talked, stopped_apart, stalled, apart, schedules, clipped, drawn, batchnorm, devices, threads]
 # One rank's share of the data means little: all are needed.
 OF_ALL = [other_labels, other_split, shares, epochs, metrics]
 

@@ -115,7 +115,7 @@ class Exchange:
                and time.monotonic() - since < self.timeout):
             if beat != (beat := store.add("beat", 0)):
                 since = time.monotonic()
-            time.sleep(LOOK)
+            time.sleep(0.1)
         if store.add("reporters", 1) > 1:
             self.wait(lambda: store.check(["reported"]), 2 * GRACE)
             return None

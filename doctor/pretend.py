@@ -177,7 +177,7 @@ class Rank(Visit):
         super().__init__(args, folder / "statuses")
         self.exchange.join_group = always(None)  # there is nobody to meet
         self.gpus, self.wire = GPUs(self.diary, gpus), Wire(self.diary, gpus)
-        seams.Wrapped.device = lambda _, diary, __: diary.note(
+        self.seams.device = lambda _: self.diary.note(
             "device", device="cpu" if self.gpus.last is None else f"cuda:{self.gpus.last}", gpu=self.gpus.last,
             visible=self.gpus.visible(), host=socket.gethostname())
         self.gpus.install()

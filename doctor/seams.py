@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import os
+import pickle
 import random
 import socket
 import sys
@@ -27,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .diary import MOST, TORCH, users, where
 
@@ -53,11 +55,11 @@ def install(diary, steps=None, exchange=None):
     dist.destroy_process_group = seams.before(dist.destroy_process_group, seams.last_look)
     DistributedDataParallel.__init__ = seams.after(
         seams.before(DistributedDataParallel.__init__, seams.wrapping), seams.wrapped, "DDP")
-    DistributedDataParallel.register_comm_hook = seams.before(DistributedDataParallel.register_comm_hook, seams.hooked)
-    Join.__enter__ = seams.before(Join.__enter__, seams.joined)
+    for kind, owner, name in (("hooked", DistributedDataParallel, "register_comm_hook"), ("joined", Join, "__enter__"),
+                              ("loaded_optimizer", Optimizer, "load_state_dict")):
+        setattr(owner, name, seams.before(getattr(owner, name), seams.noting(kind)))
     DistributedDataParallel.forward = seams.direct(DistributedDataParallel.forward)
     DistributedDataParallel.no_sync = seams.no_sync(DistributedDataParallel.no_sync)
-    Optimizer.load_state_dict = seams.after(Optimizer.load_state_dict, seams.optimizer_loaded)
     nn.Module.load_state_dict = seams.after(nn.Module.load_state_dict, seams.weights_loaded)
     for name in ("wait", "is_completed", "get_future", "synchronize", "block_current_stream"):
         setattr(dist.Work, name, seams.before(getattr(dist.Work, name), seams.waited_for))
@@ -127,12 +129,12 @@ def checksum(values):
 
 def random_state():
     """{whose: a digest of the state that gives the next random numbers}."""
-    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": repr(random.getstate()).encode()}
+    states = {"torch": torch.get_rng_state().numpy(), "random": random.getstate()}
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+        states["cuda"] = torch.cuda.get_rng_state().numpy()
     if "numpy.random" in sys.modules:
-        states["numpy"] = repr(sys.modules["numpy.random"].get_state()).encode()
-    return {whose: hashlib.md5(state).hexdigest() for whose, state in states.items()}
+        states["numpy"] = sys.modules["numpy.random"].get_state()
+    return {whose: hashlib.md5(pickle.dumps(state)).hexdigest() for whose, state in states.items()}
 
 
 def drawn_from(before):
@@ -177,12 +179,14 @@ class Seams:
         self.outermost = WeakKeyDictionary()  # modules that were called in training from outside any module, in order
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = 0  # forwards of DDP and of any module under way
-        self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
+        self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, numbers of what they hold
+        self.not_emptied = WeakKeyDictionary()  # {optimizer: steps after which its gradients stayed}
         self.samplers = {}  # {id of a BatchSampler: what it drew}
-        self.sets, self.number = WeakKeyDictionary(), itertools.count()  # {data set: its number}
+        self.numbers, self.number = WeakIdKeyDictionary(), itertools.count()  # {data set or parameter: its number}
         self.judged = 0  # forwards in evaluation
+        self.left_on = None  # the line of a forward without gradients, in training mode, since a pass began
         self.shown = 0  # samples that went through the model in training, DDP's where there is one
-        self.seen, self.evaluated = set(), set()
+        self.seen = set()
         self.kept = 0  # indices of samples, at most MOST
         self.raw = self.before_forward = self.ready = self.closing = None
         self.idle = None  # the line of the first step of an optimizer whose parameters had no gradient
@@ -197,7 +201,7 @@ class Seams:
         self.unfinished = {}  # {id: (work of a collective that nobody has waited for, its name, its line)}
         self.updated_to = {}  # {form of a model: a digest of its weights after an update}
         self.reading = WeakSet()  # passes under way
-        self.tests = WeakKeyDictionary()  # {a model that was evaluated: how often}
+        self.tests = WeakKeyDictionary()  # {a model that was evaluated: after which steps}
         self.schedules = WeakKeyDictionary()  # {scheduler: the line where it was made}
 
     def ours(self):
@@ -264,6 +268,13 @@ class Seams:
                             values=sent.flatten().tolist() if few else None, within=bool(self.diary.inside),
                             passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
+    def noting(self, kind):
+        """A look that notes the call, and nothing of it."""
+        @looks
+        def called(self, *_, **__):
+            self.diary.once(kind, where=where(), backwards=self.diary.backwards)
+        return functools.partial(called, self)
+
     @looks
     def in_pairs(self, *_, **__):
         self.diary.once("in_pairs")
@@ -275,7 +286,7 @@ class Seams:
     @looks
     def added_up(self, gradient):
         """Note a gradient that an all-reduce has just summed: something must divide it before the update."""
-        if 0 < self.diary.backwards <= LOOKED_AT and not self.updated:
+        if 0 < self.diary.backwards <= LOOKED_AT and not self.updated and dist.get_world_size() > 1:
             self.summed.append((gradient, digest([gradient])))
 
     def undivided(self, gradients):
@@ -283,7 +294,7 @@ class Seams:
         ids = set(map(id, gradients))
         if any(id(gradient) in ids and before and before[1] and digest([gradient]) == before
                for gradient, before in self.summed):
-            self.diary.once("summed", where=self.diary.sent[1])
+            self.diary.once("summed", where=self.diary.sent[1], ranks=dist.get_world_size())
         self.summed.clear()
 
     @looks
@@ -322,10 +333,12 @@ class Seams:
         shapes_of = {name: list(parameter.shape) for name, parameter in module.named_parameters()
                      if not nn.parameter.is_lazy(parameter)}
         self.diary.note("wraps", most=4, where=where(), shapes=shapes_of)
+        if any(isinstance(part, DistributedDataParallel) for part in module.modules()):
+            self.diary.once("twice", where=where())
 
     @looks
     def wrapped(self, line, model, *_, **__):
-        self.models[model] = wrapped = Wrapped(model)
+        self.models[model] = wrapped = Wrapped(model, self.number_of)
         self.all_wrapped.append(wrapped)
         self.diary.note("wrapped", where=line, ranks=dist.get_world_size(model.process_group))
         if any(isinstance(part, BATCHNORM) and not isinstance(part, nn.SyncBatchNorm) for part in model.modules()):
@@ -333,14 +346,6 @@ class Seams:
         first = next((parameter for parameter in model.module.parameters() if parameter.requires_grad), None)
         if first is not None and not nn.parameter.is_lazy(first):
             first.register_post_accumulate_grad_hook(self.last_is_ready)
-
-    @looks
-    def hooked(self, *_, **__):
-        self.diary.note("hooked", where=where())
-
-    @looks
-    def joined(self, *_, **__):
-        self.diary.once("joined", where=where(), backwards=self.diary.backwards)
 
     def last_is_ready(self, _):
         """Backward ends with the first layer. The time after it is the all-reduce, and the wait for slower ranks."""
@@ -356,12 +361,16 @@ class Seams:
             self.diary.tested += 1
             self.diary.keep_counts()
         self.judged += self.depth == 1 and not module.training
-        if outermost and not module.training and self.diary.steps and (
-                self.diary.steps, id(module)) not in self.evaluated and self.tests.setdefault(module, 0) < LOOKED_AT:
-            self.evaluated.add((self.diary.steps, id(module)))
-            self.tests[module] += 1
-            self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
-                            buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
+        if outermost and not module.training and self.diary.steps:
+            tested = self.tests.setdefault(module, set())
+            if self.diary.steps not in tested and len(tested) < LOOKED_AT:
+                tested.add(self.diary.steps)
+                self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
+                                buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
+        if outermost and module.training and self.diary.steps and not torch.is_grad_enabled() and (
+                module in self.with_gradient or any(module in wrapped.parts for wrapped in self.all_wrapped)) and any(
+                isinstance(part, BATCHNORM | nn.modules.dropout._DropoutNd) for part in module.modules()):
+            self.left_on = where()
         if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
@@ -381,7 +390,8 @@ class Seams:
             if self.synchronises:
                 self.names(module, line)
             self.synchronises = module.require_backward_grad_sync
-            self.models[module].device(self.diary, next(module.parameters()).device)
+            if "device" not in self.diary.facts:
+                self.device(next(module.parameters()).device)
             self.diary.forwards += 1
             if self.fed and (states := drawn_from(self.fed)):
                 states.pop("random", None)  # a coin that all ranks toss alike, often on purpose
@@ -417,6 +427,12 @@ class Seams:
                 self.diary.note("drawn", what="the model's forward", where=where(), states=states,
                                 step=self.diary.steps)
             self.before_forward = None
+
+    def device(self, device):
+        """Note where the first model is. Each process may have numbers of its own for the GPUs."""
+        gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        self.diary.note("device", device=str(device), gpu=str(getattr(gpu, "uuid", device)), host=socket.gethostname(),
+                        visible=torch.cuda.device_count())
 
     def weights(self, module, line, last=False):
         """A digest of the weights, once between two backwards, for each form of model, under DDP or not."""
@@ -480,6 +496,7 @@ class Seams:
                 self.summed.clear()  # no optimizer of torch's may ever look at them
             self.ready, self.updated, self.forwarded = None, False, False
             self.losses(*args, **kwargs)
+            self.left_over()
             with self.diary.during("backward", where()):
                 result = function(*args, **kwargs)
                 if self.ready:
@@ -488,6 +505,19 @@ class Seams:
             self.trained()
             return result
         return called
+
+    @looks
+    def left_over(self):
+        """Count the steps of an optimizer after which a backward finds all its gradients still there. NaN: not after
+        each: another optimizer's backward may come in between, but its own finds none.
+        """
+        for optimizer, steps in self.optimizers.items():
+            if 0 < steps < LOOKED_AT:
+                gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+                looks_at = (None if one is None or one.is_sparse else digest([one]) for one in gradients)
+                left = all(look and look[1] for look in looks_at)
+                times = self.not_emptied.get(optimizer, 0)
+                self.not_emptied[optimizer] = times + (times < steps) if left else math.nan
 
     @looks
     def trained(self):
@@ -524,11 +554,11 @@ class Seams:
         """Note the parameters that an optimizer holds, before its first step."""
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = 0
-            held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
-            self.held |= set(held)
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self.held |= set(map(self.number_of, held))
             rates = [group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)]
             self.diary.note("optimizer", where=where(), rates=rates)
-            if all(parameter.grad is None for parameter in held.values()):
+            if all(parameter.grad is None for parameter in held):
                 self.idle = where()
         if self.models and not self.synchronises:
             self.diary.once("unsynchronised", where=where())
@@ -619,10 +649,10 @@ class Seams:
             raw = tensors[0].detach().cpu().flatten()[:2**14].contiguous().view(torch.uint8)
             watched.prints.append(zlib.crc32(bytes(raw.tolist())))
 
-    def number_of(self, dataset):
-        """The same for the same data set, and never another one's, as an id() may be."""
+    def number_of(self, thing):
+        """The same for the same data set or parameter, and never another one's, as an id() may be."""
         try:
-            return self.sets.setdefault(dataset, next(self.number))
+            return self.numbers.setdefault(thing, next(self.number))
         except TypeError:  # a list, say
             return None
 
@@ -668,6 +698,8 @@ class Seams:
             for module in [module for module in self.outermost if module in self.with_gradient]:
                 self.weights(module, watched.line)
         self.diary.note("pass", most=2000, **fact)
+        if to_its_end and not fact["trained"] and self.left_on:
+            self.diary.once("left_on", where=self.left_on)
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -715,10 +747,6 @@ class Seams:
         if any(parameter.requires_grad for parameter in module.parameters()):
             self.diary.note("loaded_weights", where=line, digest=digest(list(module.parameters())))
 
-    @looks
-    def optimizer_loaded(self, line, *_, **__):
-        self.diary.note("loaded_optimizer", where=line)
-
     def close(self):
         """What only the end shows."""
         self.closing = threading.get_ident()  # the watching thread, where the main one hangs
@@ -732,13 +760,15 @@ class Seams:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
         self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
         for model in self.all_wrapped if "optimizer" in self.diary.facts else []:
-            left = [name for name, its_id in model.trained.items() if its_id not in self.held and name in model.got]
+            left = [name for name, number in model.trained.items() if number not in self.held and name in model.got]
             never = [name for name in model.trained if name not in model.got]
             if self.idle and model.trained and not set(model.trained.values()) & self.held:
                 self.diary.note("foreign", where=self.idle)
             for kind, names in (("left", left), ("never", never if model.expects_unused else [])):
                 if 0 < len(names) < len(model.trained):
                     self.diary.note(kind, names=names[:20], where=self.diary.facts["optimizer"][0]["where"])
+        if any(times > 1 for times in self.not_emptied.values()):
+            self.diary.note("not_emptied", where=self.diary.facts["optimizer"][0]["where"])
         for scheduler, line in self.schedules.items():
             for name in vars(scheduler).keys() & {"T_max", "total_steps", "total_iters"}:
                 self.diary.note("schedule", where=line, length=vars(scheduler)[name], made=scheduler.last_epoch)
@@ -760,22 +790,12 @@ class Seams:
 class Wrapped:
     """What is remembered of a model that DDP wraps, so that the model itself can go."""
 
-    def __init__(self, model):
-        self.trained = {name: id(parameter) for name, parameter in model.module.named_parameters()
+    def __init__(self, model, number_of):
+        self.trained = {name: number_of(parameter) for name, parameter in model.module.named_parameters()
                         if parameter.requires_grad}
         self.parts = WeakSet(model.module.modules())
         self.expects_unused = model.find_unused_parameters or model.static_graph
         self.got = set()  # the names of those that had a gradient
-        self.noted = False
-
-    def device(self, diary, device):
-        """Before its first forward. Each process may have numbers of its own for the GPUs."""
-        if not self.noted:
-            self.noted = True
-            gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-            uuid = str(getattr(gpu, "uuid", device))
-            diary.note("device", device=str(device), gpu=uuid, host=socket.gethostname(),
-                       visible=torch.cuda.device_count())
 
 
 def nested_names(obj, depth=3):
@@ -796,7 +816,7 @@ class Watched:
         self.seams, self.diary, self.loader, self.line = seams, seams.diary, loader, line
         self.stream = isinstance(loader.dataset, IterableDataset)
         self.began, self.shown = (self.diary.steps, self.diary.backwards), seams.shown
-        self.judged = seams.judged
+        self.judged, seams.left_on = seams.judged, None
         self.drawn = seams.samplers[id(loader.batch_sampler)] = array("q")
         self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, {}
         self.numbered = False  # the classes are class numbers, not checksums of labels

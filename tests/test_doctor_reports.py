@@ -6,11 +6,9 @@ import pytest
 
 from tests import runner
 from tests.test_doctor import SOON, changed, doctor, findings, written
+from tests.test_doctor_sound import SEED, SUMS, UPDATE
 
 BEFORE_LOOP = "for epoch in range(2):"
-STEP = "        optimizer.step()\n"
-ADD_UP = "    dist.all_reduce(sums)\n"
-SEED = "torch.manual_seed(rank)\n"
 WRAP = "DistributedDataParallel(plain)"
 
 REPORTS = {
@@ -20,8 +18,7 @@ REPORTS = {
                                "images = TensorDataset(*(part[order] for part in images.tensors))\n"),
     "files that some ranks leave out": (*SOON, SEED, SEED + "images = torch.utils.data.Subset(images, "
                                         "range(60 - 20 * rank))\n"),
-    "set_epoch of another sampler": (
-        "DataLoader(images, 5, sampler=sampler)",
+    "set_epoch of another sampler": ("DataLoader(images, 5, sampler=sampler)",
         "DataLoader(images, batch_sampler=torch.utils.data.BatchSampler(sampler, 5, False))",
         "    sampler.set_epoch(epoch)\n",
         "    if hasattr(loader.sampler, 'set_epoch'):\n        loader.sampler.set_epoch(epoch)\n"),
@@ -39,29 +36,26 @@ class Stream(torch.utils.data.IterableDataset):
 stream = Stream()
 sampler = """, "images, 5, sampler=sampler)", "stream, 5, num_workers=1, persistent_workers=True)",
                              "sampler.set_epoch(epoch)", "stream.epoch = epoch"),
-    "drop_last in a test": (
-        "DataLoader(mine, 5)",
+    "drop_last in a test": ("DataLoader(mine, 5)",
         "DataLoader(tests, 5, sampler=DistributedSampler(tests, shuffle=False), drop_last=True)"),
-    "clipped in each micro-step": (
-        "        loss = ", "        optimizer.zero_grad()\n        with model.no_sync():\n            (model(x) - y)"
-        ".square().mean().backward()\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        loss = ",
-        "        optimizer.zero_grad()\n        loss.", "        loss."),
+    "clipped in each micro-step": ("        loss = ", "        optimizer.zero_grad()\n        with model.no_sync():\n"
+        "            (model(x) - y).square().mean().backward()\n        nn.utils.clip_grad_norm_(model.parameters(), "
+        "1.0)\n        loss = ", "        optimizer.zero_grad()\n        loss.", "        loss."),
     "gradients summed": (WRAP, "plain", "        nn.utils.clip", "        for one in plain.parameters():\n"
                          "            dist.all_reduce(one.grad)\n        nn.utils.clip"),
     "all_reduce in a loss": ("        loss = (model(x) - y)", "        output = model(x) * 1\n"
                              "        dist.all_reduce(output)\n        loss = (output / ranks - y)"),
     "weights reset": ("optimizer = ", "for part in plain[::2]:\n    part.reset_parameters()\n" + "optimizer = "),
-    "weights changed by a rule": (STEP, STEP + "        plain[0].weight.data += 0.001 * x.mean()\n"),
-    "a rate on each rank": (
-        "range(2)", "range(3)", "sampler = ",
-        "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)\nsampler = ",
-        ADD_UP, "    scheduler.step(sums[0] / sums[1] * (9 * rank + 0.1) ** epoch)\n" + ADD_UP),
+    "weights changed by a rule": (UPDATE, UPDATE + "        plain[0].weight.data += 0.001 * x.mean()\n"),
+    "a rate on each rank": ("range(2)", "range(3)", "sampler = ",
+        "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)\nsampler = ", SUMS,
+        "    scheduler.step(sums[0] / sums[1] * (9 * rank + 0.1) ** epoch)\n" + SUMS),
     "a schedule for one process": (
         "sampler = ", "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * len(images) // 5)\n"
-        "sampler = ", STEP, STEP + "        scheduler.step()\n"),
+        "sampler = ", UPDATE, UPDATE + "        scheduler.step()\n"),
     "a schedule stepped by all": (
         "sampler = ", "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 12)\n"
-        "sampler = ", STEP, STEP + "        for _ in range(ranks):\n            scheduler.step()\n"),
+        "sampler = ", UPDATE, UPDATE + "        for _ in range(ranks):\n            scheduler.step()\n"),
     "parts of a wrapped model": ("(model(x) - y)", "(plain[2](plain[0](x)) - y)"),
     "layers dropped": (*SOON, SEED, SEED + "calls = __import__('itertools').count()\nplain.forward = lambda x: "
                        "plain[2](plain[0](x) if (next(calls) + rank) % 3 else torch.ones(len(x), 8))\n"),
@@ -72,8 +66,8 @@ def learn(module, given):
 plain.register_buffer("code", torch.zeros(4))
 plain.register_forward_pre_hook(learn)
 """),
-    "an average on rank 0": ("optimizer = ", "average = __import__('copy').deepcopy(plain)\n" + "optimizer = ", STEP,
-                             STEP + "        if rank == 0:\n            for old, new in zip(average.parameters(), "
+    "an average on rank 0": ("optimizer = ", "average = __import__('copy').deepcopy(plain)\n" + "optimizer = ", UPDATE,
+                             UPDATE + "        if rank == 0:\n            for old, new in zip(average.parameters(), "
                              "plain.parameters()):\n                old.data.lerp_(new.data, 0.1)\n",
                              "plain.eval()", "average.eval()", "(plain(x) - y)", "(average(x) - y)"),
     "read before it is written": (BEFORE_LOOP, "if rank == 0:\n    __import__('time').sleep(2)\n    torch.save("
@@ -81,38 +75,35 @@ plain.register_forward_pre_hook(learn)
                                   "plain.load_state_dict(torch.load(__file__ + '.0'))\n" + BEFORE_LOOP),
     "a folder made twice": (BEFORE_LOOP, "import os\nif not os.path.isdir(__file__ + '.d'):\n    dist.barrier()\n"
                             "    os.mkdir(__file__ + '.d')\n" + BEFORE_LOOP),
-    "a barrier for the best": (*SOON, ADD_UP, "    if rank == epoch:\n        dist.barrier()\n" + ADD_UP),
+    "a barrier for the best": (*SOON, SUMS, "    if rank == epoch:\n        dist.barrier()\n" + SUMS),
     "a barrier in a save": (*SOON, "if rank == 0:\n", "if rank == 0:\n    dist.barrier()\n",
                             "dist.destroy", "dist.barrier()\ndist.destroy"),
-    "an error swallowed": (
-        *SOON, "for x, y in loader:\n", "for number, (x, y) in enumerate(loader):\n        try:\n            assert "
-        "not (rank and number == 3)\n        except AssertionError:\n            continue\n"),
-    "rank 0 tests by the wrapper": (
-        *SOON, "nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler", "16, sampler=sampler",
-        "DataLoader(mine, 5)", "DataLoader(tests if rank == 0 else [], 5)", "(plain(x) - y)", "(model(x) - y)",
-        ADD_UP, "    dist.barrier()\n"),
-    "predictions of unequal number": (*SOON, ADD_UP, "    outputs = torch.ones(len(mine), 1)\n    dist.all_gather("
+    "an error swallowed": (*SOON, "for x, y in loader:\n", "for number, (x, y) in enumerate(loader):\n        try:\n"
+        "            assert not (rank and number == 3)\n        except AssertionError:\n            continue\n"),
+    "rank 0 tests by the wrapper": (*SOON, "nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler",
+        "16, sampler=sampler", "DataLoader(mine, 5)", "DataLoader(tests if rank == 0 else [], 5)", "(plain(x) - y)",
+        "(model(x) - y)", SUMS, "    dist.barrier()\n"),
+    "predictions of unequal number": (*SOON, SUMS, "    outputs = torch.ones(len(mine), 1)\n    dist.all_gather("
                                       "[torch.zeros_like(outputs) for _ in range(ranks)], outputs)\n"),
-    "predictions in one file": (ADD_UP, ADD_UP + "    with open(__file__ + '.json', 'w') as file:\n"
+    "predictions in one file": (SUMS, SUMS + "    with open(__file__ + '.json', 'w') as file:\n"
                                 "        __import__('json').dump(sums.tolist(), file)\n"),
     "event files": (BEFORE_LOOP, "import os\nlog = open(os.path.join(os.path.dirname(__file__), f'events.out.tfevents."
                     "{os.getpid()}'), 'w')\n" + BEFORE_LOOP),
-    "means gathered": (ADD_UP, "    means = [torch.zeros(()) for _ in range(ranks)]\n"
+    "means gathered": (SUMS, "    means = [torch.zeros(()) for _ in range(ranks)]\n"
                        "    dist.all_gather(means, sums[0] / sums[1])\n"),
     "a world of one": ('"gloo")', '"gloo", f"file://{__file__}.{__import__(\'os\').getpid()}", rank=0, world_size=1)'),
     "noise beside the model": (SEED, "", "nn.Dropout(0.5)", "nn.Identity()",
                                "(model(x) - y)", "(model(x + torch.randn_like(x)) - y)"),
-    "gathered on rank 0 alone": (*SOON, ADD_UP, "    if rank == 0:\n        dist.gather_object(1, [None] * ranks)\n"
-                                 + ADD_UP),
-    "a sum that is not waited for": (ADD_UP, "    dist.all_reduce(sums, async_op=True)\n    sums /= ranks\n"),
+    "gathered on rank 0 alone": (*SOON, SUMS, "    if rank == 0:\n        dist.gather_object(1, [None] * ranks)\n"
+                                 + SUMS),
+    "a sum that is not waited for": (SUMS, "    dist.all_reduce(sums, async_op=True)\n    sums /= ranks\n"),
     "files shuffled by each rank": (SEED, SEED + "images = torch.utils.data.Subset(images, torch.randperm(60).tolist()"
                                     "[rank::ranks])\n", ", sampler=sampler)", ", shuffle=True)"),
-    "a signal to one rank": (*SOON, STEP, STEP + "        if rank == epoch == 1:\n            break\n"),
-    "averaged by hand, never sent": (
-        "plain = nn", SEED + "plain = nn", WRAP, "plain",
-        "        nn.utils.clip", "        for one in plain.parameters():\n            dist.all_reduce(one.grad)\n"
-        "            one.grad /= ranks\n        nn.utils.clip"),
-    "an update skipped": ("for x, y in loader:", "for number, (x, y) in enumerate(loader):", STEP,
+    "a signal to one rank": (*SOON, UPDATE, UPDATE + "        if rank == epoch == 1:\n            break\n"),
+    "averaged by hand, never sent": ("plain = nn", SEED + "plain = nn", WRAP, "plain", "        nn.utils.clip",
+        "        for one in plain.parameters():\n            dist.all_reduce(one.grad)\n            one.grad /= ranks\n"
+        "        nn.utils.clip"),
+    "an update skipped": ("for x, y in loader:", "for number, (x, y) in enumerate(loader):", UPDATE,
                           "        if not rank == number == 1:\n            optimizer.step()\n"),
     "a tail left out": ("sampler = ", """
 class Shares(torch.utils.data.Sampler):
@@ -130,14 +121,14 @@ sampler = """, "DistributedSampler(images)", "Shares()", "    sampler.set_epoch(
                                        "            sums += "),
     "a group left early": (*SOON, "dist.destroy_process_group()\n", "if rank == 0:\n    dist.destroy_process_group()\n"
                            "dist.barrier()\n"),
-    "a barrier in rank 0's test": (*SOON, ADD_UP, "    if rank == 0:\n        dist.barrier()\n"),
-    "metadata of other files": (
-        BEFORE_LOOP, "names = [f'{number + 5 * rank}' for number in range(6)]\nparts = [None] * ranks\n"
-        "dist.all_gather_object(parts, names[rank::ranks])\n[sum(parts, []).index(name) for name in names]\n"
-        + BEFORE_LOOP),
+    "a barrier in rank 0's test": (*SOON, SUMS, "    if rank == 0:\n        dist.barrier()\n"),
+    "metadata of other files": (BEFORE_LOOP, "names = [f'{number + 5 * rank}' for number in range(6)]\n"
+        "parts = [None] * ranks\ndist.all_gather_object(parts, names[rank::ranks])\n"
+        "[sum(parts, []).index(name) for name in names]\n" + BEFORE_LOOP),
     "a seed by hash": ("Sampler(images)", "Sampler(images, seed=hash(str(rank)) % 1000)"),
-    "a rate by each rank's progress": (STEP, STEP + "        optimizer.param_groups[0]['lr'] *= 0.9 + 0.05 * rank\n"),
-    "an accuracy of each rank": (ADD_UP, "    print(sums[0] / sums[1])\n"),
+    "a rate by each rank's progress": (
+        UPDATE, UPDATE + "        optimizer.param_groups[0]['lr'] *= 0.9 + 0.05 * rank\n"),
+    "an accuracy of each rank": (SUMS, "    print(sums[0] / sums[1])\n"),
     "a file that one rank sees": (*SOON, BEFORE_LOOP, "if rank == 0:\n    dist.broadcast_object_list([1], src=0)\n"
                                   + BEFORE_LOOP),
     "gradients kept on one rank": ("        optimizer.zero_grad()\n", "        if rank == 0 or epoch == 0:\n"
@@ -148,7 +139,7 @@ sampler = """, "DistributedSampler(images)", "Shares()", "    sampler.set_epoch(
 RARE = {"a stream that workers share", "workers that persist"}  # their loaders need a launcher that forks nothing
 WAITS = {"a barrier for the best", "a barrier in a save", "a reduction in each test batch", "a signal to one rank",
          "gathered on rank 0 alone", "rank 0 tests by the wrapper", "a file that one rank sees",
-         "files that some ranks leave out", "a barrier in rank 0's test"}
+         "files that some ranks leave out", "a barrier in rank 0's test", "an error swallowed"}
 SAID = dict(re.findall(r"^\| \[.*\]\(https://.*\): (.*) \| (.*) \| (?:named|found|missed) \|$",
                        (runner.ROOT / "doctor" / "CASES.md").read_text(), re.M))
 

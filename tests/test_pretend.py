@@ -7,6 +7,7 @@ import pytest
 
 from course.predict.fit import ring_seconds
 from tests import runner
+from tests.test_doctor import written
 
 TRAINING = """
 import os
@@ -43,27 +44,23 @@ dist.destroy_process_group()
 """
 GLOBAL_0 = "if rank == 0:\n    open(file, 'w').close()\ndist.barrier()\nopen(file).close()\ntorch.manual_seed"
 OUT = "for _ in range(ranks)]\n    dist.all_gather({}, torch.zeros(2048))\n    dist.all_reduce"
-BROKEN = {  # what is changed in the training above: (old, new, the finding, its level, what its line has)
-    "a device by RANK": ("set_device(local_rank)", "set_device(rank)", "device_is_rank", "wrong", "set_device(rank)"),
-    "the model by RANK": ("nn.Linear(4, 1).cuda()", "nn.Linear(4, 1).to(rank)", "device_is_rank", "wrong", "to(rank)"),
-    "all on GPU 0": ("torch.cuda.set_device(local_rank)\n", "local_rank = 0\n", "all_on_gpu_0", "wrong", "model ="),
-    "fetched by rank 0": ("torch.manual_seed", GLOBAL_0, "fetched_by_rank_0", "worth a look", "open(file).close"),
-    "a small data set": ("8192", "600", "repeated", "costly", "for x, y"),
-    "no step": ("DataLoader(images, 2", "DataLoader(images, 64, drop_last=True", "no_step", "wrong", "for x, y"),
-    "a gather of all": ("dist.all_reduce", f"out = [torch.zeros(2048) {OUT.format('out')}", "gathers_all",
-                        "worth a look", "all_gather"),
-    "all write": ("if rank == 0:\n    torch.save", "if True:\n    torch.save", "every_rank_writes", "wrong",
-                  "torch.save"),
-    "a host of one's own": ('"nccl")', '"nccl", init_method=f"tcp://{__import__(\'socket\').gethostname()}:29500")',
-                            "meeting_place", "wrong", "tcp"),
-    "a port of one's own": ("dist.init", "os.environ['MASTER_PORT'] = str(2000 + rank)\ndist.init", "meeting_place",
-                            "wrong", "dist.init"),
-    "a world size typed in": ('"nccl")', '"nccl", rank=rank, world_size=8)', "world_size", "wrong", "world_size=8"),
-    "a long warm-up": ("total_iters=2", "total_iters=500", "warm_up", "worth a look", "warm ="),
-    "a rate for one process": ("1e-3 * ranks", "0.1", "rate", "worth a look", "optimizer.step"),
-    "a batch that becomes 0": ("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong",
-                               "loader ="),
-}
+BROKEN = [  # what is changed in the training above, together: (old, new, the finding, its level, what its line has)
+    [("set_device(local_rank)", "set_device(rank)", "device_is_rank", "wrong", "set_device(rank)"),
+     ("dist.all_reduce", f"out = [torch.zeros(2048) {OUT.format('out')}", "gathers_all", "worth a look", "all_gather"),
+     ("if rank == 0:\n    torch.save", "if True:\n    torch.save", "every_rank_writes", "wrong", "torch.save"),
+     ("total_iters=2", "total_iters=500", "warm_up", "worth a look", "warm ="),
+     ("1e-3 * ranks", "0.1", "rate", "worth a look", "optimizer.step")],
+    [("nn.Linear(4, 1).cuda()", "nn.Linear(4, 1).to(rank)", "device_is_rank", "wrong", "to(rank)"),
+     ('"nccl")', '"nccl", init_method=f"tcp://{__import__(\'socket\').gethostname()}:29500")', "meeting_place", "wrong",
+      "tcp"),
+     ("8192", "600", "repeated", "costly", "for x, y")],
+    [("torch.cuda.set_device(local_rank)\n", "local_rank = 0\n", "all_on_gpu_0", "wrong", "model ="),
+     ("dist.init", "os.environ['MASTER_PORT'] = str(2000 + rank)\ndist.init", "meeting_place", "wrong", "dist.init")],
+    [("torch.manual_seed", GLOBAL_0, "fetched_by_rank_0", "worth a look", "open(file).close"),
+     ('"nccl")', '"nccl", rank=rank, world_size=8)', "world_size", "wrong", "world_size=8")],
+    [("DataLoader(images, 2", "DataLoader(images, 64, drop_last=True", "no_step", "wrong", "for x, y")],
+    [("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong", "loader =")],
+]
 
 
 def pretend(folder, *arguments, **env):
@@ -73,20 +70,18 @@ def pretend(folder, *arguments, **env):
     return done, json.loads(out.read_text()) if out.exists() else None
 
 
-def written(folder, text):
-    (folder / "my_train.py").write_text(text)
-    return folder / "my_train.py"
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_mistake_that_many_ranks_show_is_named_with_its_line(name, tmp_path):
-    old, new, finding, level, on_its_line = BROKEN[name]
-    text = TRAINING.replace(old, new)
+@pytest.mark.parametrize("changes", BROKEN, ids=[" ".join(change[2] for change in changes) for changes in BROKEN])
+def test_mistakes_that_many_ranks_show_are_named_with_their_lines(changes, tmp_path):
+    text = TRAINING
+    for old, new, *_ in changes:
+        text = text.replace(old, new)
     done, report = pretend(tmp_path, "128x8", written(tmp_path, text))
     found = {each["name"]: each for each in report["findings"]}
-    assert finding in found and found[finding]["level"] == level and done.returncode == 1, done.stderr
-    assert on_its_line in text.splitlines()[int(found[finding]["where"].rpartition(":")[2]) - 1], found
-    assert not {"wrong", "costly"} & {each["level"] for other, each in found.items() if other != finding}, done.stderr
+    for _, _, finding, level, on_its_line in changes:
+        assert finding in found and found[finding]["level"] == level and done.returncode == 1, done.stderr
+        assert on_its_line in text.splitlines()[int(found[finding]["where"].rpartition(":")[2]) - 1], found
+    others = found.keys() - {change[2] for change in changes}
+    assert not {"wrong", "costly"} & {found[other]["level"] for other in others}, done.stderr
 
 
 def test_a_sound_training_is_counted(tmp_path):
@@ -131,7 +126,7 @@ def test_fsdp2_holds_shards(tmp_path):
 
 
 @pytest.mark.parametrize(("job", "script", "options"), [
-    ("128x8", "main.py", SMALL), ("4x8", "scripts/minimal_ddp.py", []),
+    ("128x8", "main.py", SMALL), pytest.param("4x8", "scripts/minimal_ddp.py", [], marks=pytest.mark.weekly),
     pytest.param("1x4", "lessons/l13b_fsdp2/shard_in_use.py", ["--steps", 2, "--save", "dcp", "--out", "out"],
                  marks=pytest.mark.weekly)])
 def test_the_courses_programs_pass(job, script, options, tmp_path):
