@@ -16,6 +16,7 @@ import files
 NOTEBOOKS = Path("notebooks")
 TWINS = NOTEBOOKS / "text"
 ADDRESS = re.compile(r'(?<=os.system\("git clone -qb )[^"]+')  # in a first cell
+VERSION = re.compile(r'(?<=^__version__ = ")[^"]+', re.M)  # in the doctor, which can be copied alone
 LAUNCH = re.compile(r"(?<=<!-- lesson 00, without installing: -->).*")  # in the README
 # Written instead of what the kernel reports, so that another Python version changes no committed notebook.
 KERNEL = {
@@ -43,12 +44,12 @@ def launch_links(name):
 
 
 def set_address():
-    """Writes into every twin's first cell what CITATION.cff says: where a lone notebook gets the course, and which. And
-    into the README the links that open lesson 00 elsewhere."""
+    """Writes what CITATION.cff says. Into every twin's first cell: where a lone notebook gets the course, and which.
+    Into the README: the links that open lesson 00 elsewhere. Into the doctor: the version."""
     address, links = "v{} --depth 1 {}".format(*cited()), " · ".join(launch_links("00_start_here"))
-    for page in [*TWINS.glob("*.py"), *Path().glob("README.md")]:
+    for page in [*TWINS.glob("*.py"), *Path().glob("README.md"), *Path().glob("doctor/__init__.py")]:
         text = page.read_text(encoding="utf-8")
-        changed = LAUNCH.sub(links, ADDRESS.sub(address, text))
+        changed = VERSION.sub(cited()[0], LAUNCH.sub(links, ADDRESS.sub(address, text)))
         if changed != text:
             with files.whole(page) as part:
                 part.write_text(changed, encoding="utf-8")

@@ -17,6 +17,8 @@ ADDRESS = CITATION["repository-code"]
 
 project, author = "Data-parallel training in PyTorch", "The authors of this course"
 version = release = CITATION["version"]
+if "\n## Next\n" in (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8"):
+    release += " and later changes"  # made between two releases
 extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["download"]
 templates_path = ["templates"]

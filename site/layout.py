@@ -38,12 +38,6 @@ SLOW = 300  # seconds that Sphinx may take
 CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
 DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # ways through the lessons
 
-QUIZ = """## Three questions
-
-Choose, then unfold the answer.
-
-"""
-
 CARD = """::::{{container}} lesson
 {picture}
 
@@ -212,7 +206,7 @@ def quiz(lesson: str) -> str:
     """A lesson's three questions for a show of hands: choices to click, which course.js judges, and the answer."""
     from teach import teaching  # late: where teach/ is missing, it may be, too
 
-    text = QUIZ
+    text = "## Three questions\n\nChoose, then unfold the answer.\n\n"
     for number, asked in enumerate(teaching.questions_of(lesson), 1):
         name = f"question-{number}"
         choices = "\n\n".join(f'<label><input type="radio" name="{name}" value="{letter}"> {letter}. {option}</label>'

@@ -53,7 +53,7 @@ FAULTS = {
     "offline pages": Fault(
         "the pages load a font from another host", "site/conf.py",
         '["course.css"]', '["course.css", "https://fonts.invalid/inter.css"]',
-        "test_site.py::test_every_page_opens_on_a_phone_and_asks_nobody"),
+        "test_site.py::test_pages_ask_nobody_and_hinder_nobody[False]"),
 }
 
 

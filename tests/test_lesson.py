@@ -47,6 +47,7 @@ def test_a_lesson_begins_from_anywhere_any_number_of_times(place, tmp_path):
 
 
 CITED = yaml.safe_load((runner.ROOT / "CITATION.cff").read_text())
+STATE = "README.md", "doctor/__init__.py"
 
 
 def first_cell(folder, code=FIRST_CELL, **env):
@@ -58,11 +59,16 @@ def first_cell(folder, code=FIRST_CELL, **env):
                           capture_output=True, text=True, timeout=runner.LIMIT)
 
 
+def pages(folder):
+    """The README, the doctor's version and all twins in this folder."""
+    return [(folder / page).read_text() for page in (*STATE, *twins.TWINS.iterdir())]
+
+
 def cite(version, address):
-    """The README and all twins in this folder, once CITATION.cff says this."""
+    """The pages in this folder, once CITATION.cff says this."""
     Path("CITATION.cff").write_text(f'version: "{version}"\nrepository-code: "{address}"\n')
     twins.set_address()
-    return [page.read_text() for page in [Path("README.md"), *twins.TWINS.iterdir()]]
+    return pages(Path())
 
 
 def test_a_lone_notebook_gets_the_course(tmp_path, monkeypatch):
@@ -96,15 +102,16 @@ def test_where_the_course_cannot_be_had_one_line_says_why(tmp_path):
     assert lines[-1] == "ModuleNotFoundError: No module named 'course'" and len(lines) < 10, "no flood of frames"
 
 
-def test_build_writes_the_cited_address_into_every_twin_and_the_readme(tmp_path, monkeypatch):
+def test_build_writes_the_cited_address_and_version_wherever_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runner.ROOT / twins.TWINS, twins.TWINS)
-    for part in ("notebooks/00_start_here.ipynb", "README.md"):
+    Path("doctor").mkdir()
+    for part in ("notebooks/00_start_here.ipynb", *STATE):
         shutil.copy2(runner.ROOT / part, part)
-    as_committed = [(runner.ROOT / page).read_text() for page in [Path("README.md"), *twins.TWINS.iterdir()]]
-    assert cite(CITED["version"], CITED["repository-code"]) == as_committed
+    assert cite(CITED["version"], CITED["repository-code"]) == pages(runner.ROOT)
     outputs = twins.build("00_start_here").cells[1].outputs
-    readme, *twin_texts = cite("2.3", "https://github.com/ann/course")
+    readme, doctor, *twin_texts = cite("2.3", "https://github.com/ann/course")
+    assert '\n__version__ = "2.3"  # ' in doctor
     assert all('-qb v2.3 --depth 1 https://github.com/ann/course"' in text for text in twin_texts)
     assert "pip" not in FIRST_CELL, "the torch that is there stays"
     assert re.findall(r"Open in (\w+)", readme) == ["Colab", "Kaggle", "Binder"]

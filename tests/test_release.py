@@ -9,6 +9,7 @@ import pytest
 from tests import runner
 
 FILES = {"CITATION.cff": 'version: "1.1" # its tag: v1.1\n', ".gitignore": "build/\n", "scripts/test": "mkdir build\n",
+         "scripts/run": "cp CITATION.cff lesson\n", "lesson": 'version: "1.1" # its tag: v1.1\n',
          "scripts/site": "mkdir build/site\necho page > build/site/index.html\n",
          "CHANGELOG.md": "# Changelog\n\n## 1.1 (2026-12-01)\n\n# Said\n\n## 1.0 (2026-11-25)\n"}
 GIT = {f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -42,6 +43,7 @@ def test_a_release_is_tested_packed_and_tagged(shell, tmp_path):
     ("git switch -qc other", 2, "branch main"),
     ("sed -i s/1.1/1.2/ CITATION.cff; git commit -qam two", 2, "version 1.2, and CHANGELOG.md begins with \"## 1.1 ("),
     ("git tag v1.1", 2, "there is a tag v1.1"),
+    ("sed -i s/1.1/1.0/ lesson; git commit -qam two", 2, "by scripts/run --build: commit them"),
     ("echo exit 1 >> scripts/test; git commit -qam two", 1, "the tests failed"),
     ("echo touch draft >> scripts/test; git commit -qam two", 2, "changes")])
 def test_it_refuses_in_one_line_and_tags_nothing(before, status, why, shell):

@@ -28,6 +28,11 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 });
 
+// The theme lets the keyboard scroll what is wider than its box when the page opens: here what is unfolded later.
+document.addEventListener("toggle", ({target}) => target.querySelectorAll("pre, .output").forEach((box) => {
+  if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
+}), true);
+
 const isEntry = (name) => name.startsWith("troubleshooting/");
 
 // Paper is white, and does not scroll or unfold.
