@@ -8,4 +8,4 @@ Detectors (detectors.py) look for mistakes in the diaries, and the report (findi
 torch, and nothing of the course: copy it, and call `python -m doctor`.
 """
 
-__version__ = "1.0"  # pyproject.toml reads it; in the course, scripts/run --build writes what CITATION.cff states
+__version__ = "2.0"  # pyproject.toml reads it; in the course, scripts/run --build writes what CITATION.cff states

@@ -263,7 +263,7 @@ def do(args, table):
     else:
         GUIDE.write_text(guide(table))
         (ROOT / "doctor/entries.json").write_text(json.dumps(doctors_entries(), indent=1) + "\n")
-        print(f"wrote {GUIDE.name}: {len(table)} entries")
+        print(f"wrote {GUIDE.name} and doctor/entries.json")
     return 0
 
 
