@@ -1,6 +1,7 @@
 """The tables and pictures of lesson 16."""
 
 import re
+from statistics import median
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def speeds(results: dict) -> list[dict]:
         peak = results["peak"]["alone" if way == "alone" else "all"]
         used = ratio([each * operations(results) for each in speed], peak)
         size, messages = results["sent"][way]
-        rows.append({"": WORDS[way], "tokens/s": f"{sorted(speed)[len(speed) // 2]:,.0f}",
+        rows.append({"": WORDS[way], "tokens/s": f"{median(speed):,.0f}",
                      "times one process": "1" if way == "alone" else str(ratio(speed, rounds["alone"])),
                      "of the ceiling": "–" if way in ("alone", "never") else str(ratio(speed, rounds["never"])),
                      "MFU": f"{used.median:.0%}", "sent an update": f"{size / 1e6:.2f} MB in {messages}",
@@ -67,13 +68,13 @@ def speeds(results: dict) -> list[dict]:
 def under_ceiling(results: dict, ax: Axes | None = None) -> Axes:
     """A bar for each way's tokens a second, with a dot for each round, and the ceiling."""
     ax = ax or plt.subplots(figsize=(11, 5))[1]
-    rounds = {way: sorted(speed) for way, speed in results["rounds"].items() if way != "never"}
+    rounds = {way: speed for way, speed in results["rounds"].items() if way != "never"}
+    never = results["rounds"]["never"]
     for row, speed in enumerate(rounds.values()):
-        ax.barh(row, speed[len(speed) // 2] / 1000, height=0.6, color=COLOURS[0])
+        ax.barh(row, median(speed) / 1000, height=0.6, color=COLOURS[0])
         ax.plot([each / 1000 for each in speed], [row] * len(speed), "o", color=COLOURS[1], markersize=7)
-    never = sorted(results["rounds"]["never"])
-    ax.axvspan(never[0] / 1000, never[-1] / 1000, color=GREY, alpha=0.25)
-    ax.axvline(never[len(never) // 2] / 1000, color="black")
+    ax.axvspan(min(never) / 1000, max(never) / 1000, color=GREY, alpha=0.25)
+    ax.axvline(median(never) / 1000, color="black")
     name_rows(ax, [WORDS[way] for way in rounds])
     ax.set_xlabel("thousand tokens a second")
     head(ax, "Tokens a second, and the ceiling", key=[
