@@ -221,8 +221,8 @@ def quiz(lesson: str) -> str:
 
 
 def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
-    """`cell`, and below it one for each further picture: myst-nb takes the alt text from the cell. (A cell without source
-    makes no page of its outputs.)"""
+    """`cell`, and below it one for each further picture: myst-nb takes the alt text from the cell. (Of a cell without
+    source it shows no outputs.)"""
     cells = [cell]
     outputs, cell.outputs = cell.outputs, []
     for output in outputs:
