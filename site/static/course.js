@@ -7,16 +7,27 @@ document.addEventListener("DOMContentLoaded", () => {
   // the lines around a hit come from the page itself, which a browser does not read for a page of file://
   if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
   let asked = "";
-  const {performTermsSearch: strict, _parseQuery: parse} = Search;
-  Search._parseQuery = (query) => parse((asked = query));
+  const {performTermsSearch: strict, _parseQuery: parse, _performSearch: perform} = Search;
+  Search._parseQuery = (query) => {
+    asked = query;
+    const parsed = parse(query.replace(HANGS, "hangs"));
+    if (parsed[1].size > 2) localStorage.removeItem("sphinx_highlight_terms"); // they would colour half of the page
+    return parsed;
+  };
+  Search._performSearch = (...parsed) => {
+    const results = perform(...parsed);
+    results.filter(([page]) => isEntry(page)).forEach((result) => (result[3] = whatOneSees(result[0])));
+    return results;
+  };
   Search.performTermsSearch = (words, excluded) => {
-    const found = words.size < 3 ? strict(words, excluded) : [];
+    const enough = words.has("hang") ? 2 : 3; // "training hangs": an entry on hangs need not say training
+    const found = words.size < enough ? strict(words, excluded) : [];
     found.forEach((page) => (page[4] += 10 * isEntry(page[0]))); // less than a word in a title brings
     const results = found.length ? found : mostOf(words);
     if (asked.trim().split(/\s+/).length < 3 && words.size < 3) return results;
     const entries = entriesWith(asked);
     if (!entries.length && /error|warning|fail|exception|[:=]/i.test(asked) && Search.status) {
-      Search.status.textContent = "No entry of Troubleshooting has this message. The nearest pages:";
+      Search.status.textContent = "No entry of Troubleshooting has exactly this message. The nearest pages:";
       Search.status = document.createElement("p"); // where Sphinx will write how many pages match
     }
     return [...entries, ...results.filter((page) => !entries.some((entry) => entry[0] === page[0]))];
@@ -35,6 +46,16 @@ document.addEventListener("toggle", ({target}) => target.querySelectorAll("pre, 
 
 const isEntry = (name) => name.startsWith("troubleshooting/");
 
+// What people call a hang, where the entries say that it hangs.
+const HANGS = /\b(freezes|stall(s|ed|ing)|((gets?|got|is) )?stuck|(waits?|waiting) for ?ever|nothing happens)\b/gi;
+
+// How an entry begins, below its title: in words, or with a message.
+function whatOneSees(page) {
+  const [words, ...printed] = SEEN[page];
+  const seen = [words.match(/^# .*\n\n(\S.*)/)?.[1] ?? "", ...printed].join(" ").trim();
+  return seen.replace(/^(?=.{101})(.{1,100})\s.*/s, "$1 …");
+}
+
 // Paper is white, and does not scroll or unfold.
 addEventListener("beforeprint", () => {
   document.querySelectorAll(".bd-article details").forEach((each) => (each.open = true));
@@ -42,11 +63,13 @@ addEventListener("beforeprint", () => {
 });
 
 // The words between numbers, addresses and paths, which are the same wherever a message is printed: a list of lists.
-// Of a name in quotes with dots in it only the first part is the same: "module.encoder.weight" becomes module.*
+// An exit status (-9) is a word, too. Of a name in quotes with dots in it only the first part is the same:
+// "module.encoder.weight" becomes module.*
 function wordsOf(text) {
   const bare = (word) => word.replace(/^[("'`[{]+|[)"'`\]},.;:!]+$/g, "");
   const general = text.toLowerCase().replace(/(["'`])(\w+\.)[\w.…]*\1/g, " $2* … ");
-  return general.split(/\S*[\d/…]\S*/).map((part) => part.split(/\s+/).map(bare).filter(Boolean));
+  const parts = general.split(/(?:^|\s)(?!-\d\d?\W*(?:\s|$))\S*[\d/…]\S*/);
+  return parts.map((part) => part.split(/\s+/).map(bare).filter(Boolean));
 }
 
 // Results for the entries that have the most of `text` in a row, in rare words.
@@ -89,7 +112,7 @@ function mostOf(words) {
   const seen = docnames.map((page) => stems(SEEN[page]?.[0] ?? ""));
   const pages = (index, word) => (Object.hasOwn(index, word) ? [index[word]].flat() : []);
   const points = new Map(); // page -> its points
-  let best = 0; // what a page with all the words that are known would have
+  let best = 0; // what a page with all the words that are known has, if it says none of them in what one sees
   for (const word of words) {
     const having = new Set([...pages(terms, word), ...pages(titleterms, word)]);
     if (!having.size) continue;
@@ -124,9 +147,9 @@ function judgeChoice(question) {
   answer.querySelector("summary").addEventListener("click", (event) => {
     const chosen = question.querySelector(":checked")?.value;
     if (!chosen) event.preventDefault();
-    const wrong = chosen ? `✗ ${chosen} is wrong. The answer is ${right}.` : "Choose first.";
+    const message = chosen ? `✗ ${chosen} is wrong. The answer is ${right}.` : "Choose first.";
     verdict.classList.toggle("right", chosen === right);
-    verdict.textContent = chosen === right ? "✓ Right." : wrong;
+    verdict.textContent = chosen === right ? "✓ Right." : message;
   });
   question.addEventListener("change", () => ([answer.open, verdict.textContent] = [false, ""]));
 }
