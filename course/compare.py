@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-NOT_SHOWN = "**This run does not show it.**"  # a section's own verdict on itself; no committed output has it
+# A section's own verdict on itself; no committed output has it.
+NOT_SHOWN = ("**The rounds of this run vary too much to tell which is faster.** Close other programs, and run the "
+             "section again, from its first command.")
 
 
 class Ratio(NamedTuple):

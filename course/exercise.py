@@ -26,14 +26,19 @@ for answers that run on ranks.
 
 import ast
 import base64
+import contextlib
 import hashlib
 import html
 import inspect
+import itertools
 import linecache
 import math
 import re
+import signal
 import sys
 import textwrap
+import threading
+import traceback
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,6 +51,7 @@ PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
 NOTHING = "Your function returned nothing. Is its `return` missing?"
 SOMETIMES = "One way through your function ends without a `return`."
 PACKED = "<packed "  # begins the file name of code that unpack() ran
+LIMIT = 30  # seconds for all cases of an answer
 seed = ""  # a grader sets it, so that an answer written for the cases that a learner saw does not pass
 
 
@@ -121,7 +127,10 @@ class Exercise:
             remarks = [case.remark for case in cases if case.remark]
             return "right", " ".join(["Right.", *remarks, *self.__doc__.split()])
         else:
-            message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
+            message = str(error)
+            if not isinstance(error, Wrong):
+                where = raised_in(getattr(getattr(attempt, "__code__", None), "co_filename", ""), error)
+                message = f"It raised {first_line(error).rstrip('.')}.{where}"
         name = getattr(self.answer, "__name__", "")
         is_none = "None" in message and (wrong is None or cases[wrong].right is not None)
         if (wrong is not None or is_none) and _returns(_function(self.answer, name)):
@@ -227,11 +236,36 @@ def _of_text(answer, text, *args, **options):
 def _observed(check, answer):
     cases = []
     try:
-        for case in check(answer) or ():
-            cases.append(case)
+        with _bounded():
+            for case in check(answer) or ():
+                cases.append(case)
     except (Exception, SystemExit) as error:  # whatever the learner's code raises, run-all goes on
         return cases, error
     return cases, None
+
+
+@contextlib.contextmanager
+def _bounded():
+    """Ends what takes longer than LIMIT. Only the main thread gets signals: elsewhere nothing is bounded."""
+    def give_up(*_):
+        raise Ended(f"Your function had not come to its end after {LIMIT} s. Does each of its loops stop, whatever the "
+                    "numbers?", "never ended")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, timer = signal.signal(signal.SIGALRM, give_up), signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:  # a test's own limit goes on
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def raised_in(file: str, error: BaseException) -> str:
+    """" In line 4: `return shards[rank]`.", the last line of `file` through which the error came; "" if it has none."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file and frame.line]
+    return f" In line {lines[-1].lineno}: `{lines[-1].line}`." if lines else ""
 
 
 def _end(error):
@@ -273,8 +307,9 @@ def _may_fall_through(lines: list[ast.stmt]) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error: `ZeroDivisionError: division by zero`."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    """The first line of an error, `ZeroDivisionError: division by zero`, with lines that are indented below it."""
+    first, *rest = f"{type(error).__name__}: {error}".strip().splitlines()
+    return " ".join([first, *(line.strip() for line in itertools.takewhile(lambda line: line.startswith(" "), rest))])
 
 
 def drawn(fixed: Iterable, draw: Callable[[Random], Any]) -> list:

@@ -143,6 +143,7 @@ def predicted(mine: object, measured: object, unit: str = "") -> None:
     Numbers are rounded to three digits and followed by `unit`; every other value is shown as it is. A tuple will do for
     a list.
     """
+    mine = list(mine) if isinstance(mine, range) else mine
     if mine is None:
         _show(f"Nothing predicted yet: replace `None` above. Here it is **{_figure(measured, unit)}**.")
     elif same(mine, measured) or _figure(mine, unit) == _figure(measured, unit):

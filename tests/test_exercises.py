@@ -147,11 +147,26 @@ def count(answer):
     ([1, 9, 7], "wrong", "Not yet. At 1 you gave 9. Alike in the first."),
     ([1, 9], "wrong", "Not yet. At 1 you gave 9. Alike in the first."),
     ([1, 7, 8], "wrong", "Not yet. At 1 you gave 7."),
-    ({5: 1}, "wrong", "Not yet. It raised KeyError: 0 No key."),
-    ([], "wrong", "Not yet. It raised IndexError: list index out of range"),
+    ({5: 1}, "wrong", "Not yet. It raised KeyError: 0. No key."),
+    ([], "wrong", "Not yet. It raised IndexError: list index out of range."),
 ])
 def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer, outcome, message):
     assert count.verdict(answer.__getitem__) == (outcome, message)
+
+
+def counted_too_far(place):
+    return [1, 2, 3][place + 3]
+
+
+def counted_for_ever(place):
+    while True:
+        place += 1
+
+
+def test_an_error_has_its_line_and_a_loop_without_an_end_has_one(monkeypatch):
+    monkeypatch.setattr("course.exercise.LIMIT", 1)
+    assert re.search(r"out of range\. In line \d+: `return \[1, 2, 3\]\[place \+ 3\]`\.$", count.verdict(counted_too_far)[1])
+    assert count.verdict(counted_for_ever)[1].startswith("Not yet. Your function had not come to its end after 1 s.")
 
 
 def counted_and_printed(place):

@@ -291,7 +291,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     assert "4 notebooks graded, 14 not" in lines[-1]
     verdicts = outcomes(tmp_path / "out")
     clock, gain = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
-    assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800\\0")
+    assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800\\0.")
     assert clock[0] == "wrong" and len(clock[1]) == handed_in.WORDS
     pages = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
     assert len(pages) == 1 + len(expected) and "cleo.ipynb: no notebook" in pages["index.html"]

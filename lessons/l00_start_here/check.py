@@ -58,9 +58,9 @@ def later(random):
             lambda start_one, epoch_one, start_many, epoch_many: 1 if epoch_many < epoch_one else None,
         "One process has to start, too. What counts is how much longer the ranks take for it.":
             lambda start_one, *times: my_epochs(0, *times),
-        "After so many epochs both are done at the same time: a tie is not earlier.": tie_is_earlier,
+        "After the epochs that you returned both are done at the same time: a tie is not earlier.": tie_is_earlier,
         "A job has at least one epoch.": lambda *times: my_epochs(*times) if times[2] > times[0] else 0,
-        "You rounded down. After so many epochs the ranks are still behind.":
+        "You rounded down. After the epochs that you returned the ranks are still behind.":
             lambda *times: my_epochs(*times) and my_epochs(*times) - 1,
         "An epoch is begun or it is not: return a whole number.": not_rounded,
         "Where the ranks lose time in every epoch too, they never pay.": lambda *times: my_epochs(*times) or 1,
@@ -107,13 +107,20 @@ def nothing_printed():
     return f"hello from rank {dist.get_rank()}, world size {dist.get_world_size()}"
 
 
+def not_called():
+    print("hello from rank", dist.get_rank)
+    if dist.get_rank() == 0:
+        print("world size", dist.get_world_size())
+
+
 def measure_hello(function, context):
-    """Whether this rank printed anything, and the numbers behind "hello from rank" and "world size"."""
+    """Whether this rank printed anything, and no function; the numbers behind "hello from rank" and "world size"."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         function()
     text = " ".join(out.getvalue().split())
-    return {"printed": bool(text)} | {words: [int(number) for number in re.findall(rf"{words}\W*(\d+)", text, re.I)]
-                                      for words in ("hello from rank", "world size")}
+    numbers = {words: [int(number) for number in re.findall(rf"{words}\W*(\d+)", text, re.I)]
+               for words in ("hello from rank", "world size")}
+    return {"printed": bool(text), "called": "<function" not in text, **numbers}
 
 
 @exercise_on_ranks(
@@ -131,6 +138,7 @@ def measure_hello(function, context):
         "The number of ranks is another here. Ask dist.get_world_size().": partial(hello_with, size=2),
         "Rank 0 speaks for all: every job has a rank 0.": partial(hello_with, speakers=(-1,)),
         "Nobody sees here what a function returns: print it.": nothing_printed,
+        "`dist.get_rank` is the function itself. Call it: `dist.get_rank()`.": not_called,
     },
 )
 def hello(ranks):
@@ -140,6 +148,8 @@ def hello(ranks):
     printed = [rank for rank, measured in enumerate(ranks) if measured["printed"]]
     yield Case(printed, everyone,
                f"Every rank should print. Of ranks {everyone}, {printed or 'none'} printed something.")
+    yield Case([measured["called"] for measured in ranks], [True] * len(ranks),
+               "A rank printed a function where its number should stand.")
     hellos = [measured["hello from rank"] for measured in ranks]
     lines = "; ".join(f"rank {rank} printed {', '.join(map(str, numbers)) or 'none'}"
                       for rank, numbers in enumerate(hellos))

@@ -35,11 +35,11 @@ def paid_back(one, many, epochs: int | None, whose: str) -> Axes:
         seconds = [run.once, run.once + most * run.epoch]
         ax.plot([0, most], seconds, color=colour)
         ends.append((most, seconds[1], run.label, colour))
-    at = f"from {some(epochs, 'epoch')} on" if epochs else "never"
     if epochs:
         ax.axvline(epochs, color=GREY, linestyle="--")
     ax.set(xlabel="epochs", ylabel="seconds of the whole command", xlim=(0, 1.25 * most), ylim=(0, None))
-    ax.set_title(f"{many.label} are done earlier {at} ({whose} function)")
+    pays = f"earlier from {some(epochs, 'epoch')} on" if epochs else "later, whatever the epochs"
+    ax.set_title(f"{many.label} are done {pays} ({whose} function)")
     write_beside(ax, ends, BESIDE_AN_END)
     return ax
 

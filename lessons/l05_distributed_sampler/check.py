@@ -41,6 +41,10 @@ def padded_with_the_last(n, rank, world_size):
     return [min(place, n - 1) for place in range(rank, math.ceil(n / world_size) * world_size, world_size)]
 
 
+def padded_with_item_0(n, rank, world_size):
+    return [place if place < n else 0 for place in range(rank, math.ceil(n / world_size) * world_size, world_size)]
+
+
 def last_dropped(n, rank, world_size):
     return list(range(rank, n // world_size * world_size, world_size))
 
@@ -66,6 +70,7 @@ def refuse(*args, **kwargs):
         "The strides are right, but the shards are not equally long. A rank with one step less would leave the others "
         "waiting in an all-reduce: pad.": not_padded,
         "You padded with the last item of the order. The padding begins again at the first.": padded_with_the_last,
+        "You repeat item 0 each time. The padding goes on through the order: 0, 1, 2 ...": padded_with_item_0,
         "You dropped what is left over, as drop_last=True does. The default pads.": last_dropped,
     },
 )

@@ -22,7 +22,7 @@
 #
 # **You will be able to**
 # - train one network with several processes, by one command, and read from the log what they gained;
-# - say what a command costs once, beside its epochs;
+# - say how many seconds a command needs besides its epochs;
 # - write a first function that several processes run, each knowing who it is;
 # - choose between the five ways to train, and find the lesson for each.
 #
@@ -35,7 +35,7 @@
 # GPUs would train ([08](08_predict_scaling.ipynb)), kill processes and see the training go on
 # ([11](11_fault_tolerance.ipynb)), and repair scripts with the mistakes that people really make
 # ([12](12_break_it.ipynb)). A picture shows what was measured in this notebook. If it is a drawing, or was recorded
-# elsewhere, it says so.
+# elsewhere, it says so. Folded cells (a grey line, or `•••`) do what is not the subject: run them, too.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -111,7 +111,8 @@ lesson.figure("Each image belongs to one of ten classes. At this size some are h
 # Every lesson asks for **your prediction** before it measures. Write the number down *before* you run the cell. A wrong
 # prediction is fine: you learn from the gap.
 #
-# **Predict**: two processes train how many times as fast as one? Replace `None` by a number.
+# **Predict**: two processes train how many times as fast as one, on this machine? (The README shows another machine.)
+# Replace `None` by a number.
 
 # %%
 my_speedup = None  # times as fast
@@ -145,14 +146,14 @@ logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
                        f"{ranks} ranks": "results/live/00_ranks.jsonl"})
 plots.accuracy_twice(logs)
 lesson.figure("Left: after the same epoch both runs are equally accurate, for both are the same "
-              "training. Right: they do not need equally many seconds for it.")
+              "training. Right: two ranks need less time for it.")
 
 
 # %% [markdown]
 # Left, the two curves are **the same training**; the small differences come from rounding. Right, one of them is ahead.
-# By how much? The first epoch is often slower, since it warms up, so we leave it out. We sort the other epochs by time
-# and take the middle one: the **median**. The brackets show the smallest and the largest ratio that one pair of epochs
-# gives. (The two runs did not take turns. If the numbers are close, run both cells again.)
+# By how much? The first epoch is often slower, since it warms up, so we leave it out. Of the others we take the one with
+# the middle time: the **median**. The brackets hold the ratios of single epochs, from the smallest to the largest. (The
+# two runs did not take turns. If the ratios vary much, run this section again, from *One process*.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def times_as_fast(logs):
@@ -172,9 +173,9 @@ lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
                 *([] if gain.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
-# The rest of the ideal may be lost in averaging, in waiting for the other process, and in what the devices of
-# one machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too:
-# close them, and run the cells again.) When may we say that one run is faster than another? Lesson
+# Why less than the ideal? Time goes into averaging, into waiting for the other process, and into what the devices of one
+# machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too: close
+# them, and run the section again.) When may we say that one run is faster than another? Lesson
 # [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.
 #
 # ## And with small batches?
@@ -185,7 +186,7 @@ lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
 # small to see? (*Not told apart*: the two ranges in brackets overlap.)
 
 # %%
-my_small = None  # "more", "less" or "not told apart"
+my_small = None  # "more", "less" or "not told apart", in quotation marks
 
 # %%
 small = f"--samples {samples // 2} --test-samples 500 --epochs {epochs}"
@@ -241,7 +242,7 @@ for name, seconds in wall.items():
 # evaluating)?
 
 # %%
-my_once = None  # % of the whole command
+my_once = None  # a number: % of the whole command
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 logs["command_seconds"] = logs["label"].map(wall)
@@ -254,14 +255,14 @@ lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 
 # %% [markdown]
 # **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell, and then the next
-# one, which checks your answer. Stuck? Take away the `# ` before `check.….hint()`, and run the cell again.
-# `solution()` shows an answer.
+# one, which checks your answer. Stuck? Take away the `# ` before `check.….hint()` (Ctrl+/ does it), and run the cell
+# again. `solution()` shows an answer.
 #
 # ### Exercise 1: from how many epochs on?
 #
 # The command with one process needs `start_one` seconds once, to start and to end, and `epoch_one` seconds for each
-# epoch. The command with several ranks needs `start_many` and `epoch_many`. From how many epochs on are several ranks
-# done earlier? Return the smallest number of epochs, 1 or more, or `None` if there is none.
+# epoch. The command with several ranks needs `start_many` and `epoch_many`. How many epochs must a job have, at least, so
+# that several ranks are done first? Return that number, 1 or more, or `None` if they never are.
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
@@ -274,7 +275,7 @@ check.pays(my_epochs)
 # check.pays.solution()
 
 # %% [markdown]
-# Your function, applied to the two commands above. (As long as it is not right, ours is used.)
+# Your function, applied to the two commands above. (Until yours is right, ours is used.)
 
 # %%
 function, whose = check.pays.or_ours(my_epochs)
@@ -314,7 +315,7 @@ if __name__ == "__main__":
 check.hello("results/live/00_hello.py")
 # check.hello.hint()
 # check.hello.solution()
-# # !torchrun --nproc_per_node=3 results/live/00_hello.py
+# # !OMP_NUM_THREADS=1 torchrun --nproc_per_node=3 results/live/00_hello.py
 
 # %% [markdown]
 # ## Which way when
@@ -349,7 +350,7 @@ lesson.table([{"word": f"**{word}**", "meaning": meaning, "lesson": f"[{number}]
 # %% [markdown]
 # ## The lessons
 #
-# Lessons 00 to 07 build on each other. After 07 choose the lessons that you need.
+# Lessons 00 to 07 build on each other; 01 and 02 may wait. After 07 choose the lessons that you need.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = []

@@ -41,6 +41,7 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json
+import math
 from pathlib import Path
 
 import torch
