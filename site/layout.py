@@ -80,7 +80,7 @@ class Lesson:
     def verified(self) -> str:
         """The line that lesson.begin() printed: versions, machine, date; and how quiet the machine was."""
         others = self.notebook.metadata.get("others")
-        quiet = "" if others is None else f"; other programs took {others:.3f} of a core meanwhile"
+        quiet = "" if others is None else f"; other programs took {others:.3f} of a core"
         for cell in self.notebook.cells:
             for output in cell.get("outputs", []) if "lesson.begin()" in cell.source else []:
                 if output.output_type == "stream":
@@ -160,10 +160,10 @@ def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | by
     head = " · ".join([f"No. {place}", download, *twins.launch_links(lesson.name)])
     if verified := lesson.verified:
         head += f"<br>Last verified: {verified}"
-    cells, asked = [], False
+    cells, asked, answered = [], False, False
     for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
-            asked = asked and not cell.source.startswith("## ")
+            asked = asked and not answered and not cell.source.startswith("## ")
             cells.append(cell)
             cell.source = to_entries(cell.source, entries, "../")
             if Path("teach").is_dir():
@@ -172,12 +172,14 @@ def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | by
         if "lesson.begin()" in cell.source:
             cell.outputs = []  # they stand at the head of the page
             fold(cell, "hide-input", "Set-up")
-        asked = asked or bool(re.search(r"^my_\w+ = None", cell.source, re.M))
+        if re.search(r"^my_\w+ = None", cell.source, re.M):
+            asked, answered = True, False
         if asked and cell.outputs and "lesson.interactive(" not in cell.source:  # whoever reads on predicts first, too
             fold(cell, "hide-output", "Show the {type}")
-        asked = asked and "lesson.predicted(" not in cell.source
+        answered = answered or "lesson.predicted(" in cell.source  # what follows, up to the next text, tells it, too
         for data in (output.get("data", {}) for output in cell.outputs):
-            if text := data.get("text/markdown"):
+            if text := data.get("text/markdown"):  # a page has no `None` to replace
+                text = text.replace("Nothing predicted yet: replace `None` above. Here", "Here")
                 data["text/markdown"] = to_entries(text, entries, "../")
         cells += one_picture_each(cell)
         for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):
@@ -219,14 +221,15 @@ def quiz(lesson: str) -> str:
 
 
 def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
-    """`cell`, and below it one without source for each further picture: myst-nb takes the alt text from the cell."""
+    """`cell`, and below it one for each further picture: myst-nb takes the alt text from the cell. (Of a cell without
+    source it shows no outputs.)"""
     cells = [cell]
     outputs, cell.outputs = cell.outputs, []
     for output in outputs:
         if "image/png" in output.get("data", {}):
             if "image" in cells[-1].metadata.get("mystnb", {}):
                 bare = {"tags": ["remove-input", *(tag for tag in cell.metadata.get("tags", []) if "output" in tag)]}
-                cells.append(nbformat.v4.new_code_cell(metadata=bare, id=f"{cell.id}-{len(cells)}"))
+                cells.append(nbformat.v4.new_code_cell("pass", metadata=bare, id=f"{cell.id}-{len(cells)}"))
             cells[-1].metadata.setdefault("mystnb", {})["image"] = {"alt": alt_text(output)}
         cells[-1].outputs.append(output)
     return cells
@@ -254,6 +257,10 @@ def troubleshooting() -> dict[str, str]:
     for name, entry in entries.items():
         words, *printed = re.split(r"```text\n(.+?)\n```", entry.partition("\n**Look:**")[0], flags=re.S)
         seen[f"troubleshooting/{name}"] = [" ".join([words, *printed[1::2]]), *printed[::2]]
+    numbers = {name.partition("-")[0]: name for name in entries}  # "entry 39" leads to it
+    for name, entry in entries.items():
+        entries[name] = re.sub(r"\bentr(?:y|ies) \d+\w?(?:(?:,| and| or) \d+\w?)*", lambda named: re.sub(
+            r"\d+\w?", lambda number: f"[{number[0]}](TROUBLESHOOTING.md#{numbers[number[0]]})", named[0]), entry)
     back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
     pages = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
              + back for name, entry in entries.items()}
@@ -285,9 +292,11 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
     if teachers:
         pages += "\n- [For teachers](teach/index.md): plans, and a page a lesson."
         others += "\nteach/index"
-    day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (DAY, JOB))
+    in_core = re.findall(r"^\| \[(\w+) .+\| core \|", readme, re.M)
+    core, day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (in_core, DAY, JOB))
     return CONTENTS.read_text(encoding="utf-8").format(
         title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons), hours=hours(lessons),
+        core_hours=hours(core), core=", ".join(f"[{lesson.number}](notebooks/{lesson.name}.ipynb)" for lesson in core),
         day_hours=hours(day), day=links(day), job_hours=hours(job), job=links(job),
         lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 

@@ -112,7 +112,7 @@ def pages(lessons: list) -> dict[str, str]:
     files["teach/index.md"] = INDEX.format(
         read=plans.READ, lines=plans.LINES, predict=plans.PREDICT, exercise=plans.EXERCISE, hands=plans.HANDS,
         tests="\n".join(f"- [{title(files[name])}]({name.removeprefix('teach/')})" for name in others),
-        plans=table(("plan", "minutes", "lessons", "slack"), (
+        plans=table(("plan", "minutes", "lessons", "minutes to spare, by day"), (
             (f"[{plan['name']}](plans/{plans.stem(plan)}.md)",
              f"{len(plan['days'])} × {plan['minutes']}" if len(plan["days"]) > 1 else plan["minutes"],
              ", ".join(plans.taken(plan)), " + ".join(map(str, plans.slack(plan, of_lessons))))

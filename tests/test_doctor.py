@@ -185,7 +185,7 @@ def test_an_error_of_torch_is_known_by_its_message():
         "nothing_to_train": lambda _: DistributedDataParallel(nn.ReLU()),
         "batch_of_one": lambda _: nn.BatchNorm1d(8)(ones(1, 8)),
         "sampler_and_shuffle": lambda _: DataLoader(ones(9), sampler=range(9), shuffle=True),
-        "group_twice": lambda _: dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1),
+        "group_twice": dist.init_process_group,  # the group is there, so none is made
         "module_missing": __import__,
         "group_missing": lambda _: dist.destroy_process_group() or dist.get_rank(),
     }

@@ -45,7 +45,7 @@ def environment(course, **changes):
 
 def make_course(folder):
     """The least that scripts/run needs, with data that look prepared."""
-    for name in ["options.py", "files.py", "CITATION.cff", *(f"scripts/{name}" for name in (
+    for name in ["options.py", "files.py", "CITATION.cff", "CHANGELOG.md", *(f"scripts/{name}" for name in (
             "setup", "run", "run_notebooks.py", "notebook_runs.py", "site"))]:
         copy(folder, name)
     for path in ROOT.glob("course/*.py"):
@@ -143,10 +143,11 @@ def test_pages_are_made_of_what_was_executed(quick_run):
     pages = {path.stem: path.read_text() for path in (course / "build/site/notebooks").glob("*.html")}
     assert sorted(pages) == ["00_failing", "01_good"]
     assert "returned non-zero exit status 3" in pages["00_failing"] and "<img" in pages["01_good"]
+    tag = "v" + re.search(r'version: "(.+?)"', (ROOT / "CITATION.cff").read_text())[1]
     assert re.findall('href="(https://.+?)">Open in', pages["01_good"]) == [
-        "https://colab.research.google.com/github/someone/course/blob/v1.0/notebooks/01_good.ipynb",
-        "https://kaggle.com/kernels/welcome?src=https://github.com/someone/course/blob/v1.0/notebooks/01_good.ipynb",
-        "https://mybinder.org/v2/gh/someone/course/v1.0?urlpath=lab/tree/notebooks/01_good.ipynb"]
+        f"https://colab.research.google.com/github/someone/course/blob/{tag}/notebooks/01_good.ipynb",
+        f"https://kaggle.com/kernels/welcome?src=https://github.com/someone/course/blob/{tag}/notebooks/01_good.ipynb",
+        f"https://mybinder.org/v2/gh/someone/course/{tag}?urlpath=lab/tree/notebooks/01_good.ipynb"]
     index = (course / "build/site/index.html").read_text()
     card = r'<strong><a[^>]*href="notebooks/(\w+)\.html"><span[^>]*>([^<]*)<.*?(passed|failed) here'
     assert re.findall(card, index, re.S) == [("00_failing", "A notebook", "failed"),

@@ -292,8 +292,10 @@ def test_a_lesson_is_ticked_off_with_the_keyboard(site, opened):
     expect(page.get_by_label("I have finished this lesson")).not_to_be_checked()
 
 
-def test_each_lesson_says_on_what_it_was_verified_and_judges_a_choice(site, opened):
+def test_each_lesson_says_on_what_it_was_verified_shows_its_pictures_and_judges_a_choice(site, opened):
     for path in sorted((site / "notebooks").glob("*.html")):
+        pictures = (runner.ROOT / f"notebooks/{path.stem}.ipynb").read_text().count('"image/png": "')
+        assert path.read_text().count('src="../_images/') == pictures, path.name
         head, _, quiz = path.read_text().partition('id="three-questions"')
         assert re.search(r"Last verified: Python [\d.]+, PyTorch [\d.]+, .*\d{4}-\d\d-\d\d", head), path.name
         assert quiz.count("<summary>The answer</summary>") == quiz.count('role="radiogroup"') == 3, path.name

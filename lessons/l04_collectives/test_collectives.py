@@ -207,6 +207,27 @@ def test_each_collective_moves_what_it_promises(demo, name):
     assert after == promised_after
 
 
+OLD_GLOO = """
+import torch.distributed as dist
+from course import rank_program
+from lessons.l04_collectives import collectives_shown
+def all_to_all(*_):
+    raise RuntimeError("Backend gloo does not support alltoall")
+dist.all_to_all = all_to_all
+rank_program.start(collectives_shown.main)
+"""
+
+
+@pytest.mark.weekly
+def test_scatters_move_the_same_where_gloo_lacks_all_to_all(tmp_path):
+    program, out = tmp_path / "old_gloo.py", tmp_path / "results.json"
+    program.write_text(OLD_GLOO)
+    done = runner.run(3, "--out", out, script=program, PYTHONPATH=str(runner.ROOT))
+    assert done.returncode == 0, done.stderr
+    states = json.loads(out.read_text())["all_to_all"]
+    assert tuple(state["cells"] for state in states) == expected("all_to_all", 3)
+
+
 def test_nobody_leaves_the_barrier_before_all_have_come(demo):
     start, arrives, leaves = (demo["barrier"][point] for point in ("start", "arrives", "leaves"))
     assert min(leaves) >= max(arrives) and max(start) < min(arrives)

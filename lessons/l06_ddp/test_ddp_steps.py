@@ -70,6 +70,18 @@ def test_gradients_keep_the_strides_of_their_parameters():
     assert layer.weight.grad.flatten().tolist() + layer.bias.grad.tolist() == list(range(304))
 
 
+@pytest.mark.weekly
+def test_main_py_trains_under_it_as_under_ddp(tmp_path):
+    """ResNet has channels_last weights, a fused optimizer, two buckets and a last batch of other size."""
+    weights = {}
+    for name, options in {"ddp": [], "mine": ["--wrapper", TRAINED[5]]}.items():
+        done = runner.run(RANKS, "--dataset", "synthetic", "--samples", 250, "--test-samples", 10, "--epochs", 1,
+                          "--model", "resnet", "--batch-size", 32, *options, "--save-model", tmp_path / f"{name}.pt")
+        assert done.returncode == 0, done.stderr
+        weights[name] = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+    torch.testing.assert_close(weights["mine"], weights["ddp"], rtol=1e-3, atol=1e-4)
+
+
 def written(tmp_path, cls):
     """The file that a learner would write for a step: the class, named MyDDP, with all that it inherits."""
     body = "\n\n".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-2]) if each.__module__ != "torch.nn")

@@ -1,7 +1,8 @@
 """Predict the time of a step on W ranks, from what was measured on one rank and on the links.
 
 A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what the links say
-(`Link`). `Job` puts the two together.
+(`Link`). `Job` puts the two together. course/interactive/scaling.html computes the same in the browser: a test compares
+the two.
 """
 
 import math

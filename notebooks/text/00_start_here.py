@@ -172,7 +172,7 @@ lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
                 *([] if gain.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
-# What is missing to the ideal can go into averaging, into waiting for the other process, and into what the devices of
+# The rest of the ideal may be lost in averaging, in waiting for the other process, and in what the devices of
 # one machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too:
 # close them, and run the cells again.) When may we say that one run is faster than another? Lesson
 # [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.

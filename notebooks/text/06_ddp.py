@@ -396,10 +396,10 @@ print(f"{mib:.2f} MiB of gradients")
 # A wrapper trains what one process trains if *between the ranks* is 0 and *from one process* is rounding. The way in
 # which the ranks exchange their gradients then changes only the time.
 #
-# The model here is `main.py`'s LeNet. Its gradients fit into the first bucket, which holds 1 MiB in DDP, too
+# The model here is `main.py`'s LeNet. DDP's first bucket, like ours, holds 1 MiB
 # (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`; the others hold 25 MiB,
-# [manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). So LeNet
-# sends one message, when backward is at its end, and nothing overlaps.
+# [manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)), and LeNet's
+# gradients fit into it. So LeNet sends one message, when backward is at its end, and nothing overlaps.
 #
 # In its first step DDP sends all gradients in one bucket, and notes the order in which they come. Then it makes new
 # buckets in that order. (With `find_unused_parameters=True` it keeps its first buckets.) So never time the first step.
