@@ -788,13 +788,14 @@ CUT_OFF = Finding(
 
 WRAPPED_TWICE = Finding(
     "wrapped_twice", COSTLY, "A model that has DistributedDataParallel in it was wrapped in it again.",
-    "Each of its gradients is averaged, and sent, twice.", "Wrap the model once.")
+    "The gradients of the inner part are averaged and sent twice.", "Wrap the model once.")
 NOT_EMPTIED = Finding(
     "no_zero_grad", LOOK, "In the first steps each backward() added to the gradients of the step before.",
     "An update then uses the sum of the gradients of all steps so far. Is that meant?",
     "optimizer.zero_grad() in each step.")
 LEFT_ON = Finding(
-    "no_eval", LOOK, "A model with dropout or BatchNorm went through a DataLoader without training, in training mode.",
+    "no_eval", LOOK,
+    "In training mode, a model with dropout or BatchNorm ran over a whole DataLoader without a backward.",
     "Dropout then drops outputs, and BatchNorm takes the statistics of the batch, and learns them. Is that meant?",
     "model.eval() before an evaluation, and model.train() after it.")
 AS_NOTED = {"cut_off": CUT_OFF, "foreign": FOREIGN, "left_on": LEFT_ON, "not_emptied": NOT_EMPTIED, "summed": SUMMED,
@@ -1097,7 +1098,7 @@ def metrics(diaries):
     for together in chain(*(zip(*passes, strict=False) for passes in by_loader(diaries))):
         own = together[0]
         everything = len({frozenset(read["indices"] or ()) for read in together}) == 1  # on all ranks
-        if own["trained"] or not own["whole"] or not own["indices"] or everything:
+        if own["trained"] or own["statistics"] or not own["whole"] or not own["indices"] or everything:
             continue
         later = [read["number"] for read in notes(first, "pass")
                  if read["trained"] and read["number"] > own["number"]]

@@ -96,13 +96,13 @@ def looks(method):
 
 
 def digest(tensors):
-    """[sum, norm] of all numbers: equal on ranks that hold the same. None where a tensor is a part of a larger one, or
-    has no values yet, and while a CUDA graph is captured.
+    """[sum, norm] of all numbers: equal on ranks that hold the same. None where a tensor is sparse, is a part of a
+    larger one, or has no values yet, and while a CUDA graph is captured.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return None
     if any(nn.parameter.is_lazy(tensor) or hasattr(tensor, "full_tensor") or tensor.is_meta or tensor.is_quantized
-           for tensor in tensors):
+           or tensor.is_sparse for tensor in tensors):
         return None
     tensors = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
     exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
@@ -180,7 +180,7 @@ class Seams:
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = 0  # forwards of DDP and of any module under way
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, numbers of what they hold
-        self.not_emptied = WeakKeyDictionary()  # {optimizer: steps after which its gradients stayed}
+        self.left = WeakKeyDictionary()  # {optimizer: what is known of its gradients}, until it is settled
         self.samplers = {}  # {id of a BatchSampler: what it drew}
         self.numbers, self.number = WeakIdKeyDictionary(), itertools.count()  # {data set or parameter: its number}
         self.judged = 0  # forwards in evaluation
@@ -270,10 +270,10 @@ class Seams:
 
     def noting(self, kind):
         """A look that notes the call, and nothing of it."""
-        @looks
-        def called(self, *_, **__):
+        def look(self, *_, **__):
             self.diary.once(kind, where=where(), backwards=self.diary.backwards)
-        return functools.partial(called, self)
+        look.__name__ = kind  # the report names the looks that fail
+        return functools.partial(looks(look), self)
 
     @looks
     def in_pairs(self, *_, **__):
@@ -367,10 +367,14 @@ class Seams:
                 tested.add(self.diary.steps)
                 self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
                                 buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
-        if outermost and module.training and self.diary.steps and not torch.is_grad_enabled() and (
-                module in self.with_gradient or any(module in wrapped.parts for wrapped in self.all_wrapped)) and any(
-                isinstance(part, BATCHNORM | nn.modules.dropout._DropoutNd) for part in module.modules()):
-            self.left_on = where()
+        if outermost and module.training and self.diary.steps and not torch.is_grad_enabled():
+            active = [part for part in module.modules() if part.training and (
+                isinstance(part, BATCHNORM) or isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)]
+            if any(getattr(part, "momentum", 0) is None for part in active):
+                self.left_on = ""  # on purpose: update_bn() averages BatchNorm's statistics over all batches
+            elif active and (module in self.with_gradient
+                             or any(module in wrapped.parts for wrapped in self.all_wrapped)):
+                self.left_on = where()
         if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
@@ -502,22 +506,39 @@ class Seams:
                 if self.ready:
                     tail = self.diary.seconds.get("tail", 0)
                     self.diary.seconds["tail"] = tail + time.monotonic() - self.ready
+                self.left_over()
             self.trained()
             return result
         return called
 
+    def gradients(self, optimizer):
+        """(the numbers of the gradients that an optimizer has, a digest of them)"""
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]
+                     if parameter.grad is not None]
+        return [self.number_of(gradient) for gradient in gradients], digest(gradients)
+
     @looks
     def left_over(self):
-        """Count the steps of an optimizer after which a backward finds all its gradients still there. NaN: not after
-        each: another optimizer's backward may come in between, but its own finds none.
-        """
-        for optimizer, steps in self.optimizers.items():
-            if 0 < steps < LOOKED_AT:
-                gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-                looks_at = (None if one is None or one.is_sparse else digest([one]) for one in gradients)
-                left = all(look and look[1] for look in looks_at)
-                times = self.not_emptied.get(optimizer, 0)
-                self.not_emptied[optimizer] = times + (times < steps) if left else math.nan
+        """Note to which optimizer's gradients a backward adds. A change outside a backward empties or sets them."""
+        for optimizer, left in list(self.left.items()):
+            now = self.gradients(optimizer)
+            if self.diary.backwards > left["until"] or now != left["now"] and not self.diary.inside:
+                del self.left[optimizer]
+            elif now != left["now"]:
+                left["now"] = now
+                left["added"].add(self.optimizers[optimizer])
+
+    def not_emptied(self, optimizer):
+        """Note an optimizer that has twice used gradients of its update before, to which a backward had added."""
+        if self.optimizers[optimizer] == 1 or optimizer in self.left:
+            numbers, look = now = self.gradients(optimizer)
+            left = self.left.pop(optimizer, {"now": now, "added": set(), "until": self.diary.backwards + 64})
+            if left["now"][0] != numbers or not look or not look[1] or self.diary.inside:
+                return  # they were set by hand, were emptied by the update, or it was made within a backward
+            if len(left["added"]) == 2:
+                self.diary.once("not_emptied", where=where())
+            else:
+                self.left[optimizer] = left | {"now": now}
 
     @looks
     def trained(self):
@@ -575,6 +596,7 @@ class Seams:
     def after_step(self, optimizer):
         self.updated = True
         self.optimizers[optimizer] += 1
+        self.not_emptied(optimizer)
         self.diary.steps = max(self.diary.steps, self.optimizers[optimizer])
         self.diary.alive = time.monotonic()
         if power_of_two(self.diary.backwards):
@@ -669,7 +691,7 @@ class Seams:
                 "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
                 "trained": (self.diary.steps, self.diary.backwards) > watched.began,
                 "before_training": watched.began == (0, 0), "shown": self.shown - watched.shown,
-                "judged": self.judged > watched.judged,
+                "judged": self.judged > watched.judged, "statistics": self.left_on == "",
                 "padded": getattr(sampler, "total_size", 0) > len(getattr(sampler, "dataset", ())),
                 "numbered": watched.numbered,
                 "told": loader.persistent_workers and checksum(
@@ -767,8 +789,6 @@ class Seams:
             for kind, names in (("left", left), ("never", never if model.expects_unused else [])):
                 if 0 < len(names) < len(model.trained):
                     self.diary.note(kind, names=names[:20], where=self.diary.facts["optimizer"][0]["where"])
-        if any(times > 1 for times in self.not_emptied.values()):
-            self.diary.note("not_emptied", where=self.diary.facts["optimizer"][0]["where"])
         for scheduler, line in self.schedules.items():
             for name in vars(scheduler).keys() & {"T_max", "total_steps", "total_iters"}:
                 self.diary.note("schedule", where=line, length=vars(scheduler)[name], made=scheduler.last_epoch)

@@ -102,9 +102,17 @@ SOUND = {  # unusual, and right: what is changed in the training above
         "DataLoader(mine, 5)", "DataLoader(tests, 5, shuffle=True)", SUMS, ""),
     "the rest is tested apart": ("DataLoader(mine, 5):", "[*DataLoader(mine, 5, sampler=range(15)), "
                                  "*DataLoader(torch.utils.data.Subset(tests, [30]), 1)]:"),
-    "batch norm, tested through DDP": ("nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler",
-        "16, sampler=sampler", "    plain.eval()", "    model.eval()", "(plain(x) - y)", "(model(x) - y)",
-        "DataLoader(mine, 5)", "DataLoader(mine, 8)"),
+    "frozen batch norm, no dropout, and a gradient that is set": (
+        "nn.Dropout(0.5)", "nn.BatchNorm1d(8), nn.Dropout(0.0)", "5, sampler=sampler", "16, sampler=sampler",
+        "    model.train()\n", "    model.train()\n    plain[1].eval()\n", "    plain.eval()\n", "", MAKE, MAKE +
+        "scale = nn.Parameter(torch.ones(()))\nsecond = torch.optim.SGD([scale], lr=0.1)\n", "(model(x) - y)",
+        "(model(x) * scale - y)", UPDATE, UPDATE +
+        "        (scale.grad,) = torch.autograd.grad(scale.square(), [scale])\n        second.step()\n"),
+    "batch norm, tested through DDP, its statistics taken anew": (
+        "nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler", "16, sampler=sampler",
+        "    plain.eval()", "    model.eval()", "(plain(x) - y)", "(model(x) - y)",
+        "DataLoader(mine, 5)", "DataLoader(mine, 8)", SUMS, SUMS +
+        "    torch.optim.swa_utils.update_bn(loader, plain)\n"),
     "an argument by its name": ("clip_grad_norm_(model.parameters(), 1.0)",
         "clip_grad_norm_(parameters=model.parameters(), max_norm=0.5)", UPDATE, "        optimizer.step()\n"
         "        norm = sum(one.grad.square().sum() for one in model.parameters())\n        assert norm < 0.26\n"),
