@@ -5,8 +5,8 @@ from statistics import median
 from typing import NamedTuple
 
 # A section's own verdict on itself; no committed output has it.
-NOT_SHOWN = ("**The rounds of this run vary too much to tell which is faster.** Close other programs, and run the "
-             "section again, from its first command.")
+NOT_SHOWN = ("**This run does not show it: perhaps other programs took the cores.** Close them, and run the section "
+             "again, from its first command.")
 
 
 class Ratio(NamedTuple):
