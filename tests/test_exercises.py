@@ -295,7 +295,7 @@ def in_a_file(folder, body):
     ("total = torch.tensor(number); dist.all_reduce(total); return total.item()", "right", "Right. All ranks"),
     ("return number", "wrong", "Not yet. You gave [1, 2, 3]. That is your own number."),
     ("if dist.get_rank() == 0: dist.barrier()\n    return number", "wrong", "same collectives"),
-    ("1 / 0", "wrong", "On rank 0 it raised ZeroDivisionError: division by zero. In line 4: `1 / 0`. It cannot divide."),
+    ("1 / 0", "wrong", "it raised ZeroDivisionError: division by zero. In line 4: `1 / 0`. It cannot divide."),
     ("dist.barrier()", "wrong", f"Not yet. {NOTHING}"),
     ("dist.barrier(", "wrong", "cannot be run: SyntaxError"),
     ("time.sleep(1000)", "wrong", "No end within 6 s: rank 0 and 1 and 2 still ran"),
