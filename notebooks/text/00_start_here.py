@@ -255,8 +255,8 @@ lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 
 # %% [markdown]
 # **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell, and then the next
-# one, which checks your answer. Stuck? Take away the `# ` before `check.….hint()` (Ctrl+/ does it), and run the cell
-# again. `solution()` shows an answer.
+# one, which checks your answer. Stuck? Take the `# ` before `check.….hint()` away (Ctrl+/), and run the cell again.
+# `solution()` shows an answer.
 #
 # ### Exercise 1: from how many epochs on?
 #
