@@ -190,6 +190,7 @@ def test_pages_ask_nobody_and_hinder_nobody(every, documents, site, opened):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             page.wait_for_selector(f"html[data-theme={scheme}]")
+            page.evaluate("Promise.allSettled(document.getAnimations().map((each) => each.finished))")  # of colours
             found += [(scheme, violation["id"], [node["html"][:200] for node in violation["nodes"]][:3])
                       for violation in page.evaluate(AXE, scheme) if violation["impact"] in ("serious", "critical")]
         wrong[name, width] = found + page.complaints
