@@ -127,10 +127,8 @@ class Exercise:
             remarks = [case.remark for case in cases if case.remark]
             return "right", " ".join(["Right.", *remarks, *self.__doc__.split()])
         else:
-            message = str(error)
-            if not isinstance(error, Wrong):
-                where = raised_in(getattr(getattr(attempt, "__code__", None), "co_filename", ""), error)
-                message = f"It raised {first_line(error).rstrip('.')}.{where}"
+            file = getattr(getattr(attempt, "__code__", None), "co_filename", "")
+            message = str(error) if isinstance(error, Wrong) else f"It raised {error_and_line(error, file)}"
         name = getattr(self.answer, "__name__", "")
         is_none = "None" in message and (wrong is None or cases[wrong].right is not None)
         if (wrong is not None or is_none) and _returns(_function(self.answer, name)):
@@ -262,10 +260,12 @@ def _bounded():
         signal.signal(signal.SIGALRM, handler)
 
 
-def raised_in(file: str, error: BaseException) -> str:
-    """" In line 4: `return shards[rank]`.", the last line of `file` through which the error came; "" if it has none."""
+def error_and_line(error: BaseException, file: str) -> str:
+    """An error with the last line of `file` through which it came: "KeyError: 3. In line 4: `return shards[rank]`."
+    """
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file and frame.line]
-    return f" In line {lines[-1].lineno}: `{lines[-1].line}`." if lines else ""
+    where = f" In line {lines[-1].lineno}: `{lines[-1].line}`." if lines else ""
+    return f"{first_line(error).rstrip('.')}.{where}"
 
 
 def _end(error):

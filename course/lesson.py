@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTHING_PREDICTED = "Nothing predicted yet: replace `None` above. "  # a page of the site leaves it out
 _captions: list[str] = []  # of the figures so far: a cell that runs again keeps its number
 
 
@@ -145,7 +146,7 @@ def predicted(mine: object, measured: object, unit: str = "") -> None:
     """
     mine = list(mine) if isinstance(mine, range) else mine
     if mine is None:
-        _show(f"Nothing predicted yet: replace `None` above. Here it is **{_figure(measured, unit)}**.")
+        _show(f"{NOTHING_PREDICTED}Here it is **{_figure(measured, unit)}**.")
     elif same(mine, measured) or _figure(mine, unit) == _figure(measured, unit):
         _show(f"You predicted **{_figure(mine, unit)}**, and that is what came out.")
     else:

@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 import shortcuts
 from course import exercise
-from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, first_line, raised_in, same
+from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, error_and_line, first_line, same
 from files import check_input
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
@@ -274,9 +274,7 @@ def see(measurement, attempt, context):
     except (Exception, SystemExit) as error:  # the learner's: to be reported, not to end the rank
         if isinstance(error, NotImplementedError) and not str(error):  # the stub's own
             return {"untried": True}
-        where = raised_in(str(attempt), error)
-        return {"raised": first_line(error).rstrip(".") + "." * bool(where) + where,
-                "broken": isinstance(error, RuntimeError)}
+        return {"raised": error_and_line(error, str(attempt)), "broken": isinstance(error, RuntimeError)}
 
 
 def be_rank(measurement, attempt, rank, ranks, folder, seed):

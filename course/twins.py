@@ -46,10 +46,11 @@ def launch_links(name):
 def set_address():
     """Writes what CITATION.cff says. Into every twin's first cell: where a lone notebook gets the course, and which.
     Into the README: the links that open lesson 00 elsewhere. Into the doctor: the version."""
-    address, links = "v{} --depth 1 {}".format(*cited()), " · ".join(launch_links("00_start_here"))
+    version, address = cited()
+    command, links = f"v{version} --depth 1 {address}", " · ".join(launch_links("00_start_here"))
     for page in [*TWINS.glob("*.py"), *Path().glob("README.md"), *Path().glob("doctor/__init__.py")]:
         text = page.read_text(encoding="utf-8")
-        changed = VERSION.sub(cited()[0], LAUNCH.sub(links, ADDRESS.sub(address, text)))
+        changed = VERSION.sub(version, LAUNCH.sub(links, ADDRESS.sub(command, text)))
         if changed != text:
             with files.whole(page) as part:
                 part.write_text(changed, encoding="utf-8")

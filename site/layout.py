@@ -27,7 +27,7 @@ from PIL import Image
 
 import files
 from course import twins
-from course.lesson import some
+from course.lesson import NOTHING_PREDICTED, some
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
 SOURCE, CACHE, MADE = Path("build/site-source"), Path("build/site-cache"), Path("build/site-made")  # Sphinx's
@@ -179,7 +179,7 @@ def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | by
         answered = answered or "lesson.predicted(" in cell.source  # what follows, up to the next text, tells it, too
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):  # a page has no `None` to replace
-                text = text.replace("Nothing predicted yet: replace `None` above. Here", "Here")
+                text = text.replace(NOTHING_PREDICTED, "")
                 data["text/markdown"] = to_entries(text, entries, "../")
         cells += one_picture_each(cell)
         for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):
@@ -296,7 +296,7 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
     core, day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (in_core, DAY, JOB))
     return CONTENTS.read_text(encoding="utf-8").format(
         title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons), hours=hours(lessons),
-        core_hours=hours(core), core=", ".join(f"[{lesson.number}](notebooks/{lesson.name}.ipynb)" for lesson in core),
+        core_hours=hours(core), core=links(core),
         day_hours=hours(day), day=links(day), job_hours=hours(job), job=links(job),
         lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 

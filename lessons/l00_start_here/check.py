@@ -8,7 +8,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from course.exercise import Case, drawn, exercise
+from course.exercise import Case, drawn, exercise, mistake
 from course.on_ranks import exercise_on_ranks
 
 
@@ -107,12 +107,6 @@ def nothing_printed():
     return f"hello from rank {dist.get_rank()}, world size {dist.get_world_size()}"
 
 
-def not_called():
-    print("hello from rank", dist.get_rank)
-    if dist.get_rank() == 0:
-        print("world size", dist.get_world_size())
-
-
 def measure_hello(function, context):
     """Whether this rank printed anything, and no function; the numbers behind "hello from rank" and "world size"."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -138,7 +132,8 @@ def measure_hello(function, context):
         "The number of ranks is another here. Ask dist.get_world_size().": partial(hello_with, size=2),
         "Rank 0 speaks for all: every job has a rank 0.": partial(hello_with, speakers=(-1,)),
         "Nobody sees here what a function returns: print it.": nothing_printed,
-        "`dist.get_rank` is the function itself. Call it: `dist.get_rank()`.": not_called,
+        "`dist.get_rank` is the function itself. Call it: `dist.get_rank()`.":
+            mistake(my_hello, {'rank", dist.get_rank()': 'rank", dist.get_rank'}),
     },
 )
 def hello(ranks):

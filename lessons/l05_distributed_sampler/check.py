@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks, some_ranks
 
 
@@ -35,14 +35,6 @@ def padded_once(n, rank, world_size):
 
 def not_padded(n, rank, world_size):
     return list(range(rank, n, world_size))
-
-
-def padded_with_the_last(n, rank, world_size):
-    return [min(place, n - 1) for place in range(rank, math.ceil(n / world_size) * world_size, world_size)]
-
-
-def padded_with_item_0(n, rank, world_size):
-    return [place if place < n else 0 for place in range(rank, math.ceil(n / world_size) * world_size, world_size)]
 
 
 def last_dropped(n, rank, world_size):
@@ -69,8 +61,10 @@ def refuse(*args, **kwargs):
         "takes.": padded_once,
         "The strides are right, but the shards are not equally long. A rank with one step less would leave the others "
         "waiting in an all-reduce: pad.": not_padded,
-        "You padded with the last item of the order. The padding begins again at the first.": padded_with_the_last,
-        "You repeat item 0 each time. The padding goes on through the order: 0, 1, 2 ...": padded_with_item_0,
+        "You padded with the last item of the order. The padding begins again at the first.":
+            mistake(my_shard, {"place % n": "min(place, n - 1)"}),
+        "You repeat item 0 each time. The padding goes on through the order: 0, 1, 2 ...":
+            mistake(my_shard, {"place % n": "place * (place < n)"}),
         "You dropped what is left over, as drop_last=True does. The default pads.": last_dropped,
     },
 )
