@@ -1,0 +1,152 @@
+"""What one GPU does with a step of the small language model: float32, TF32, bf16, bf16 compiled, and under DDP.
+
+    torchrun --nproc_per_node=1 scripts/measure/one_gpu.py --out FOLDER
+
+Writes FOLDER/gpt.json (seconds of a step in interleaved rounds, graph breaks, memory along a step) and
+FOLDER/profile.txt, FOLDER/profile.json.gz (one step of the bf16 model, as a Chrome trace). Needs CUDA.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from lessons.l16_language_model.minimal_gpt import GPT, loss_of
+
+CONTEXT, WIDTH, LAYERS, BATCH = 512, 1024, 12, 32  # 151 million parameters
+STEPS = 5  # of each variant in a round
+
+
+class Variant:
+    """A model of its own, with its optimizer, and what stands around its forward."""
+
+    def __init__(self, precision: str, bf16: bool = False, compiled: bool = False, ddp: bool = False):
+        torch.manual_seed(0)
+        self.precision, self.bf16 = precision, bf16
+        self.model = GPT(CONTEXT, WIDTH, LAYERS).cuda()
+        if ddp:
+            self.model = DistributedDataParallel(self.model, device_ids=[0], gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.graph_breaks = self.graphs = None
+        torch._dynamo.utils.counters.clear()
+        if compiled:
+            self.model.compile()
+
+    def step(self, windows: torch.Tensor) -> torch.Tensor:
+        """One update from windows of bytes, [crops, context + 1]; returns the loss."""
+        torch.set_float32_matmul_precision(self.precision)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16):
+            loss = loss_of(self.model, windows)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def warm(self, windows: torch.Tensor) -> float:
+        """Seconds of the first three steps: what compiling costs."""
+        start = time.perf_counter()
+        for _ in range(3):
+            self.step(windows)
+        torch.cuda.synchronize()
+        counters = torch._dynamo.utils.counters
+        self.graph_breaks = dict(counters["graph_break"])
+        self.graphs = counters["stats"].get("unique_graphs", 0)
+        return time.perf_counter() - start
+
+
+def seconds_per_step(variant: Variant, windows: torch.Tensor) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        variant.step(windows)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / STEPS
+
+
+def memory_along_a_step(variant: Variant, windows: torch.Tensor) -> list[tuple[str, int]]:
+    """(where, bytes allocated) after each block's forward and backward, and after the update."""
+    samples = []
+
+    def note(where):
+        samples.append((where, torch.cuda.memory_allocated()))
+
+    handles = []
+    for number, block in enumerate(variant.model.blocks):
+        handles.append(block.register_forward_hook(lambda *_, n=number: note(f"forward {n}")))
+        handles.append(block.register_full_backward_hook(lambda *_, n=number: note(f"backward {n}")))
+    note("before")
+    with torch.autocast("cuda", torch.bfloat16, enabled=variant.bf16):
+        loss = loss_of(variant.model, windows)
+    note("loss")
+    loss.backward()
+    note("backward done")
+    variant.optimizer.step()
+    note("update")
+    variant.optimizer.zero_grad()
+    note("gradients gone")
+    for handle in handles:
+        handle.remove()
+    return samples
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files; made if it is missing")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (%(default)s)")
+    args = parser.parse_args()
+    if not torch.cuda.is_available() or "LOCAL_RANK" not in os.environ:
+        parser.error("needs a CUDA GPU, and torchrun --nproc_per_node=1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    windows = torch.randint(256, (BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(0)).cuda()
+
+    results = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "context": CONTEXT, "width": WIDTH,
+               "layers": LAYERS, "batch": BATCH, "steps of a round": STEPS, "variants": {}}
+    memory = Variant("highest", bf16=True)
+    memory.step(windows)
+    results["parameters"] = sum(parameter.numel() for parameter in memory.model.parameters())
+    results["memory"] = memory_along_a_step(memory, windows)
+    del memory
+    variants = {"fp32": Variant("highest"), "tf32": Variant("high"), "bf16": Variant("highest", bf16=True),
+                "bf16 ddp": Variant("highest", bf16=True, ddp=True),
+                "bf16 compiled": Variant("highest", bf16=True, compiled=True),
+                "bf16 compiled ddp": Variant("highest", bf16=True, compiled=True, ddp=True)}
+    for name, variant in variants.items():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        first = variant.warm(windows)
+        results["variants"][name] = {"first three steps, seconds": first, "graphs": variant.graphs,
+                                     "graph breaks": variant.graph_breaks, "seconds per step": [],
+                                     "peak bytes above the start": torch.cuda.max_memory_allocated() - before}
+    for number in range(args.rounds):
+        order = list(variants.items())
+        for name, variant in order if number % 2 == 0 else reversed(order):
+            results["variants"][name]["seconds per step"].append(seconds_per_step(variant, windows))
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        variants["bf16"].step(windows)
+        torch.cuda.synchronize()
+    table = trace.key_averages().table(sort_by="self_device_time_total", row_limit=25, max_name_column_width=60)
+    (args.out / "profile.txt").write_text(table, encoding="utf-8")
+    trace.export_chrome_trace(str(args.out / "profile.json"))
+    plain = args.out / "profile.json"
+    (args.out / "profile.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    (args.out / "gpt.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    for name, facts in results["variants"].items():
+        median = sorted(facts["seconds per step"])[args.rounds // 2]
+        print(f"{name:18} {1e3 * median:7.2f} ms per step, {BATCH * CONTEXT / median:10,.0f} tokens/s, "
+              f"{facts['graphs']} graph(s), {sum(facts['graph breaks'].values())} break(s)")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
