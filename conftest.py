@@ -62,7 +62,7 @@ def forked_python(tmp_path_factory, ranks_find_all_modules_imported):
 @pytest.fixture(scope="session")
 def cifar10():
     """(training set, test set) of the real CIFAR-10; skips where no source answers."""
-    import data
+    from trainer import data
 
     try:
         return data.get_dataset("cifar10", "./data")

@@ -23,15 +23,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-import checkpoint
-import data
-import files
-import models
-import options
-import shortcuts
 import utils
-from launch import Placement, init_distributed_mode
-from run import Run, Shard
+from course import shortcuts
+from trainer import checkpoint, data, files, models, options
+from trainer.launch import Placement, init_distributed_mode
+from trainer.run import Run, Shard
 
 
 def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Placement) -> nn.Module:

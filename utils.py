@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-import files
-from data import ImageSet, OwnSet
-from launch import Placement
+from trainer import files
+from trainer.data import ImageSet, OwnSet
+from trainer.launch import Placement
 
 # DDP's broadcast_buffers, which PyTorch 2.13 has renamed
 BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"

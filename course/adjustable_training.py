@@ -13,10 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
-import data
-import models
 import utils
 from course.timing import timed
+from trainer import data, models
 
 MIB = 2**20
 

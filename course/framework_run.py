@@ -6,12 +6,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import checkpoint
-import data
-import models
-import options
 import utils
-from run import Run
+from trainer import checkpoint, data, models, options
+from trainer.run import Run
 
 DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook", "wrapper"]  # by the framework
 LEFT_OUT = ["lr_scaling", "warmup_epochs", "schedule", "accumulate", "clip", "workers", "matmul_precision", "bf16",

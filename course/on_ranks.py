@@ -37,10 +37,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import shortcuts
-from course import exercise
+from course import exercise, shortcuts
 from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, error_and_line, first_line, same
-from files import check_input
+from trainer.files import check_input
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
 # a busy machine delays.

@@ -10,8 +10,7 @@ import signal
 import sys
 from contextlib import contextmanager
 
-import files
-import options
+from trainer import files, options
 
 
 def parser(description, out=None, dataset=False, timeout=None):
@@ -24,7 +23,7 @@ def parser(description, out=None, dataset=False, timeout=None):
     if out:
         made.add_argument("--out", type=options.nonempty_path, required=True, help=out)
     if dataset:
-        import data
+        from trainer import data
 
         made.add_argument("--dataset", choices=["auto", *data.DATASETS], default="auto",
                           help="auto: cifar10, or else synthetic")
@@ -88,7 +87,7 @@ def ranks(placement, timeout):
     """
     import torch.distributed as dist
 
-    import launch
+    from trainer import launch
 
     if placement.world_size > 1:
         with options.Parser().one_line():
@@ -123,7 +122,7 @@ def start(main, *arguments):
     import torch
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    import shortcuts
+    from course import shortcuts
 
     record(main)(*arguments)
     if not torch.cuda.is_initialized():  # with GPUs it is NCCL, which needs no such thing
@@ -132,7 +131,7 @@ def start(main, *arguments):
 
 def dataset(args):
     """data.get_dataset for --dataset and --data-path; its ConnectionError says what to do."""
-    import data
+    from trainer import data
 
     try:
         return data.get_dataset(args.dataset, args.data_path, verify=False)
@@ -146,7 +145,7 @@ def measured_on(placement):
 
     import torch
 
-    import launch
+    from trainer import launch
 
     return {"world_size": placement.world_size, "device": placement.device.type,
             "device_name": launch.device_name(placement.device), "cores": launch.cores(),

@@ -11,7 +11,7 @@ import jupytext
 import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 
-import files
+from trainer import files
 
 NOTEBOOKS = Path("notebooks")
 TWINS = NOTEBOOKS / "text"

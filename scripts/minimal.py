@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import data
+from trainer import data
 
 EPOCHS = 3
 BATCH = 64  # images a step

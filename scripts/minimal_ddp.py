@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-import data
+from trainer import data
 
 EPOCHS = 3
 BATCH = 64  # images a step

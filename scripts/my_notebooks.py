@@ -18,9 +18,9 @@ from pathlib import Path
 
 import nbformat
 
-import files
 from course import rank_program, twins
 from course.lesson import ROOT
+from trainer import files
 
 OWN = Path("my-notebooks")
 MADE_OF = "made_of"  # in a copy's metadata: the marks of the course's cells

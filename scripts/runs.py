@@ -14,9 +14,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-import files
-import options
 from course import rank_program, runs
+from trainer import files, options
 
 
 def format_table(table: pd.DataFrame) -> str:

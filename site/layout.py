@@ -25,9 +25,9 @@ import nbformat
 from nbformat import NotebookNode
 from PIL import Image
 
-import files
 from course import twins
 from course.lesson import NOTHING_PREDICTED, some
+from trainer import files
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
 SOURCE, CACHE, MADE = Path("build/site-source"), Path("build/site-cache"), Path("build/site-made")  # Sphinx's

@@ -12,8 +12,8 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from nbconvert import SlidesExporter
 from nbformat import NotebookNode
 
-import files
 import layout
+from trainer import files
 
 FOLDER, TEMPLATE = Path("build/slides"), Path("site/slides.html.j2")
 NOTHING = "Nothing predicted yet: replace `None` above. "  # as course.lesson.predicted words it

@@ -30,13 +30,12 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-import files
-import options
 from course import processes, rank_program, runs
 from course.lesson import ROOT, alt_text, some
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, bar_style, head, line_key, line_style, name_rows, ticks
 from teach import handed_in, report
+from trainer import files, options
 
 GOAL, TEST_IMAGES = 0.55, 10_000
 RULES = (f"The race: the least training time until an epoch ends with {GOAL:.0%} of CIFAR-10's {TEST_IMAGES:,} test "

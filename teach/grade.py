@@ -26,13 +26,13 @@ from pathlib import Path
 
 import pandas as pd
 
-import launch
 from course import rank_program
 from course.lesson import ROOT, notebooks, some
-from files import check_input, check_writable
-from options import nonempty_path, positive
 from teach import handed_in, office, questions, report, shield
 from teach.office import HandIn
+from trainer import launch
+from trainer.files import check_input, check_writable
+from trainer.options import nonempty_path, positive
 
 LAST = "graded.json"  # in --out: what a grading found, for the next
 NOTHING = "nothing was handed in"

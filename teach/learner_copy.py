@@ -24,8 +24,8 @@ import nbformat
 from course import rank_program, twins
 from course.exercise import Sealed
 from course.lesson import ROOT, notebooks
-from options import nonempty_path
 from teach import questions
+from trainer.options import nonempty_path
 
 # Files and folders that only teachers and authors need. The files that remain import none of these:
 # tests/test_learner_copy.py.

@@ -23,8 +23,8 @@ from pathlib import Path
 import pandas as pd
 
 from course.lesson import notebooks
-from files import check_input
 from teach import handed_in
+from trainer.files import check_input
 
 CANVAS = re.compile(r"(?P<name>.+?)(?P<late>_late)?_(?P<id>\d+)_\d+_(?P<file>.+?)(?:-\d+)?(?P<end>\.\w+)", re.I)
 MOODLE = re.compile(r"(?P<name>[^_]+)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<file>.*?)(?P<end>\.\w+|)(?P<late>)")

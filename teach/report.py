@@ -11,8 +11,8 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-import files
 from teach.office import ClassList
+from trainer import files
 
 WORDS = {"right": "right", "wrong": "not yet", "untried": "not tried", "again": "to be graded again"}
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠].", re.S)  # https://owasp.org/www-community/attacks/CSV_Injection

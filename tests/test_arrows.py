@@ -11,13 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("*.py", "course/**/*.py", "doctor/*.py", "lessons/*/*.py", "scripts/**/*.py", "site/*.py", "teach/*.py",
-          "notebooks/text/*.py", "tests/*.py")
+          "trainer/*.py",           "notebooks/text/*.py", "tests/*.py")
 MAY_IMPORT = {  # of the other rooms; tests may import all
-    "root": (), "doctor": (), "course": ("root",), "lessons": ("course", "root"),
-    "scripts": ("lessons", "course", "root"), "teach": ("lessons", "course", "root"),
-    "site": ("teach", "lessons", "course", "root"), "notebooks": ("lessons", "course", "root")}
-LEAVES = {"files"}
-TORCHLESS = ("files", "options", "course.console", "course.interactive", "course.log_fields", "course.lesson",
+    "root": ("trainer",), "trainer": ("root",), "doctor": (), "course": ("trainer", "root"),
+    "lessons": ("course", "trainer", "root"), "scripts": ("lessons", "course", "trainer", "root"),
+    "teach": ("lessons", "course", "trainer", "root"), "site": ("teach", "lessons", "course", "trainer", "root"),
+    "notebooks": ("lessons", "course", "trainer", "root")}
+LEAVES = {"trainer.files"}
+TORCHLESS = ("trainer.files", "trainer.options", "course.console", "course.interactive", "course.log_fields", "course.lesson",
              "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs",
              "lessons.l03_processes_and_ranks.ranks_meet")  # and below
 
@@ -110,10 +111,11 @@ def test_arrows_run_one_way():
 
 SOUND = {
     "main.py": "import torch, utils",
-    "utils.py": "import torch, data",
-    "data.py": "import torch, files",
-    "files.py": "import os",
-    "options.py": "def late():\n    import torch, data, utils",
+    "utils.py": "import torch",
+    "trainer/__init__.py": "",
+    "trainer/data.py": "import torch\nfrom trainer import files",
+    "trainer/files.py": "import os",
+    "trainer/options.py": "def late():\n    import torch, utils\n    from trainer import data",
     "course/__init__.py": "",
     "course/runs.py": "import pandas\nfrom course import console\nfrom course.plots import common",
     "course/console.py": "import re",
@@ -126,7 +128,7 @@ SOUND = {
     "lessons/l02_next/test_show.py": "from lessons.l01_hello import shapes",
     "doctor/seams.py": "from . import diary",
     "doctor/diary.py": "import torch",
-    "scripts/runs.py": "import options\nfrom lessons.l01_hello import shapes",
+    "scripts/runs.py": "from trainer import options\nfrom lessons.l01_hello import shapes",
     "teach/grade.py": "from lessons.l01_hello import check",
     "site/pages.py": "from teach import grade",
     "notebooks/text/00_start.py": "from lessons.l01_hello import check\nimport utils",
@@ -158,7 +160,8 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path):
          "lessons/l02_next/show.py:1 imports lessons.l01_hello.shapes: a lesson imports none of another"),
         ("doctor/seams.py", "from course import runs",
          "doctor/seams.py:1 imports course.runs: doctor does not import course"),
-        ("files.py", "import options", "files.py:1 imports options: a leaf imports none of ours"),
+        ("trainer/files.py", "from trainer import options",
+         "trainer/files.py:1 imports trainer.options: a leaf imports none of ours"),
         ("course/console.py", "if True:\n    import torch.nn",
          "course/console.py:2 imports torch.nn: needs no torch"),
         ("course/plots/style.py", "from utils import MODELS",

@@ -16,13 +16,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import checkpoint
-import data
-import files
 import main
-import options
-import shortcuts
+from course import shortcuts
 from tests import runner
+from trainer import checkpoint, data, files, options
 
 
 @pytest.fixture

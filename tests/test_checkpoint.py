@@ -17,11 +17,9 @@ import psutil
 import pytest
 import torch
 
-import checkpoint
-import data
-import launch
 from course import runs
 from tests import runner
+from trainer import checkpoint, data, launch
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
 

@@ -13,9 +13,9 @@ import nbformat
 import pandas as pd
 import pytest
 
-import options
 from course.lesson import ROOT
 from teach import board, handed_in
+from trainer import options
 
 EXAMPLE = ROOT / "results" / "recorded" / "example-class"
 

@@ -14,11 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import data
-import files
-import options
 import utils
 from tests import runner
+from trainer import data, files, options
 
 # 1206 images in updates of 96: the last one has 54, in fewer batches. Not Adam: it turns rounding errors into steps.
 SMALL = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 2, "--optimizer", "sgd",
@@ -81,7 +79,8 @@ print("messages", sum(calls))
 def test_accumulation_fetches_a_batch_when_the_one_before_is_computed(tmp_path):
     """Else nothing would be computed while workers fetch, and the batches of an update would fill the memory."""
     script = tmp_path / "order.py"
-    script.write_text("""import data, main, models
+    script.write_text("""import main
+from trainer import data, models
 getitems, forward = data.ImageSet.__getitems__, models.ConvNet.forward
 def fetched(self, indices):
     print("fetched", len(indices))

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import data
-import files
 from tests import runner
+from trainer import data, files
 
 PREPARE = [sys.executable, "scripts/prepare_data.py"]
 
@@ -133,7 +132,7 @@ def test_killed_while_building_leaves_nothing_in_the_way(small, tmp_path):
 
 
 def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
-    hold = (f"import sys; sys.path.insert(0, {str(runner.ROOT)!r}); from files import file_lock\n"
+    hold = (f"import sys; sys.path.insert(0, {str(runner.ROOT)!r}); from trainer.files import file_lock\n"
             f"with file_lock({str(tmp_path / 'x.lock')!r}): print('held', flush=True); input()")
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"

@@ -221,9 +221,9 @@ CAPSTONE = {
 
 def on_small_sets(program, folder):
     """The program with the 151 images that the capstone's check gives it, saving there."""
-    small = ("import data\nfrom lessons.l06b_ddp_traps import capstone_rank\n"
+    small = ("from trainer import data\nfrom lessons.l06b_ddp_traps import capstone_rank\n"
              "data.get_dataset = lambda _: capstone_rank.small_sets()\n")
-    return written(folder, program.replace("import data\n", small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
+    return written(folder, program.replace("from trainer import data\n", small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
 
 
 @pytest.mark.weekly

@@ -71,7 +71,7 @@ def compare(trained, weights, log, package, console):
 
 def test_weights_have_moved(expected):
     """Else the test above could show nothing."""
-    import models
+    from trainer import models
 
     torch.manual_seed(0)
     start = models.MODELS[expected[1][1]](3, 10, 32).state_dict()

@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 
-import data
-import models
 from tests import runner
+from trainer import data, models
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no GPU")]

@@ -8,13 +8,9 @@ import sys
 import pytest
 import torch
 
-import data
-import files
-import launch
-import options
-import run_log
 from course import rendezvous
 from tests import runner
+from trainer import data, files, launch, options, run_log
 
 SMALL = ["--dataset", "synthetic", "--samples", 64, "--test-samples", 32, "--epochs", 1, "--device", "cpu"]
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",

@@ -11,10 +11,9 @@ import psutil
 import pytest
 import torch
 
-import data
-import models
 from course import rendezvous, runs
 from tests import runner
+from trainer import data, models
 
 # 1206 images in global batches of 96: the last batch has 54, which 2 and 3 ranks share equally. 1001 test images divide
 # by neither. Not Adam: it turns a gradient that is all rounding error into a full step.
@@ -81,7 +80,8 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
 def test_ddp_sends_no_batchnorm_statistics_at_each_step(tmp_path):
     """evaluate() does, once: the test above. DDP's default would give rank 1 the count of rank 0."""
     script = tmp_path / "buffers.py"
-    script.write_text("""import launch, main, models, options, torch, utils
+    script.write_text("""import main, torch, utils
+from trainer import launch, models, options
 args = options.get_parser().parse_args(["--strategy", "ddp"])
 args.device, here = "cpu", launch.find_placement("cpu", "gloo")
 launch.init_distributed_mode(here)
@@ -278,7 +278,8 @@ def test_port_in_use_is_one_line():
 
 def with_little_data(folder, line=""):
     """A script that runs main.py with a small synthetic set."""
-    (folder / "little.py").write_text(f"""import data, main, os, sys
+    (folder / "little.py").write_text(f"""import main, os, sys
+from trainer import data
 data.DATASETS["synthetic"] = data.DATASETS["synthetic"]._replace(sizes=(1206, 1001))
 {line}
 main.main()
@@ -344,7 +345,8 @@ def test_first_run_without_network_goes_on_with_synthetic_data_and_says_so(tmp_p
 def test_what_a_rank_imports():
     """Each rank pays for every import: no torchvision, pandas or matplotlib, and not torch's compiler either."""
     unwanted = ["torchvision", "pandas", "matplotlib", "torch._inductor", "torch._dynamo.config"]
-    script = f"""import sys, main, shortcuts
+    script = f"""import sys, main
+from course import shortcuts
 shortcuts.exit_now = lambda: print([name for name in {unwanted} if name in sys.modules])
 sys.argv[1:] = "--dataset synthetic --samples 64 --epochs 1 --test-samples 8 --strategy ddp".split()
 main.main()"""

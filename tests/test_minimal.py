@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-import data
 from course import runs
 from tests import runner
+from trainer import data
 
 ONE, MANY = (runner.ROOT / f"scripts/{name}.py" for name in ("minimal", "minimal_ddp"))
 TRAIN, TEST = 606, 301  # 2 and 3 ranks share the training images equally, and the test images not
@@ -17,7 +17,7 @@ SMALL = {  # what a copy for a test has in place of a learner's lines
     'SAVE = "minimal.pt"': 'SAVE = __file__ + ".pt"',
     'data.get_dataset("auto")': f'(part.first(n) for part, n in zip(data.get_dataset("synthetic"), ({TRAIN}, {TEST})))',
     # float64: in float32 a rounding error now and then puts a value on the other side of a ReLU.
-    "import data\n": "import data\ndata.ImageSet.collate = staticmethod(lambda batch: (batch[0].double(), batch[1]))\n",
+    "from trainer import data\n": "from trainer import data\ndata.ImageSet.collate = staticmethod(lambda batch: (batch[0].double(), batch[1]))\n",
     ").to(device)": ").to(device).double()",
 }
 # shuffle=True draws an order of its own. To compare, one process takes the images in the order in which the ranks

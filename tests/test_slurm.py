@@ -12,11 +12,10 @@ import psutil
 import pytest
 import torch
 
-import launch
-import models
 from course import runs
 from course import slurm as slurm_lab
 from tests import runner
+from trainer import launch, models
 
 SCRIPT = [sys.executable, "scripts/cluster/slurm_lab.py"]
 FILES = {"ranks": "srun", "torchrun": "torchrun"}  # each sbatch file, and who starts its ranks

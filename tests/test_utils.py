@@ -5,12 +5,9 @@ from types import MappingProxyType
 import pytest
 import torch
 
-import data
-import launch
-import models
-import shortcuts
 import utils
-from course import rank_program
+from course import rank_program, shortcuts
+from trainer import data, launch, models
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
         "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4",

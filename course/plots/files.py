@@ -7,8 +7,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
-import files
 from course.plots import comparison, training
+from trainer import files
 
 OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_epoch, training.phases,
            training.accuracy_twice)

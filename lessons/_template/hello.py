@@ -6,9 +6,9 @@
 import torch
 import torch.distributed as dist
 
-import launch
 from course import rank_program
-from files import check_output
+from trainer import launch
+from trainer.files import check_output
 
 
 def mean_over_ranks(numbers: torch.Tensor) -> float:

@@ -19,12 +19,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import data
-import launch
-import models
 import utils
 from course import rank_program
-from options import positive
+from trainer import data, launch, models
+from trainer.options import positive
 
 
 class TextbookNet(models.ConvNet):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from course import rank_program
 from course.rendezvous import MEANING
-from files import check_output
-from options import nonempty_path
+from trainer.files import check_output
+from trainer.options import nonempty_path
 
 FILE = "the file"  # in which processes meet: its name among theirs
 
@@ -42,7 +42,7 @@ def meet(rank: int, url: str, timeout: float) -> dict:
     import psutil
     import torch.distributed as dist
 
-    import launch
+    from trainer import launch
 
     if dist.is_initialized():  # at the url before
         dist.destroy_process_group()
@@ -85,7 +85,7 @@ def main():
     if args.out:
         rank_program.write_json(rank_file(args.out, me["rank"]), me | {"variables": variables, "meetings": meetings})
     if args.meet:
-        import shortcuts
+        from course import shortcuts
 
         shortcuts.exit_now()
 

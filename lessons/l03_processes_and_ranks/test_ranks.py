@@ -89,7 +89,7 @@ def test_a_rank_that_never_comes_ends_the_wait_and_leaves_no_file_of_an_earlier_
     done = runner.run(0, "--meet", "env://", "--timeout", 1, "--out", tmp_path, script=SCRIPT, RANK="0",
                       WORLD_SIZE="2", **meeting_place())
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("files.Refused: rank 0 of 2 waited for the others, 1.0 s")
+    assert done.stderr.splitlines()[-1].startswith("trainer.files.Refused: rank 0 of 2 waited for the others, 1.0 s")
     with pytest.raises(FileNotFoundError):
         ranks_meet.read(tmp_path)
 

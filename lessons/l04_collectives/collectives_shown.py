@@ -11,9 +11,9 @@ import time
 import torch
 import torch.distributed as dist
 
-import launch
 from course import rank_program
-from files import check_output
+from trainer import launch
+from trainer.files import check_output
 
 MOST_RANKS = 7  # the pictures have a colour for each
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import launch
 from course import rank_program
-from files import check_output
+from trainer import launch
+from trainer.files import check_output
 
 
 def different(rank, ranks, tensor, group, timeout):

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import launch
 from course import rank_program
 from course.timing import interleave, slowest, timed
-from files import check_output
 from lessons.l04_collectives import check, messages
-from options import nonempty_path, positive
+from trainer import launch
+from trainer.files import check_output
+from trainer.options import nonempty_path, positive
 
 OURS = {"04_broadcast": ("broadcast", check.my_broadcast), "04_all_reduce": ("all_reduce", check.my_all_reduce),
         "04_ring": ("all_reduce", check.my_ring)}

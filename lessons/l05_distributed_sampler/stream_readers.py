@@ -19,13 +19,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
-import launch
-import models
-import options
-import shortcuts
-from course import rank_program
-from files import check_output
+from course import rank_program, shortcuts
 from lessons.l05_distributed_sampler import check
+from trainer import launch, models, options
+from trainer.files import check_output
 
 BATCH = 64  # images of a rank's step
 POINTS = 6  # at which the accuracy is measured, with so many steps from each to the next

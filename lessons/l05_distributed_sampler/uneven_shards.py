@@ -18,11 +18,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-import launch
-import models
-import shortcuts
-from course import rank_program
-from files import check_output
+from course import rank_program, shortcuts
+from trainer import launch, models
+from trainer.files import check_output
 
 IMAGES = 10  # that the ranks share
 LR = 0.02

@@ -16,12 +16,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-import files
 from course import rank_program
 from course.sent import Sent
 from lessons.l06_ddp import wrapped_training
 from lessons.l06_ddp.buckets import pack
-from options import positive
+from trainer import files
+from trainer.options import positive
 
 WARM_UP, ROUNDS, STEPS = 3, 5, 3  # of `timeline`: steps, and timed rounds of so many steps
 LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank

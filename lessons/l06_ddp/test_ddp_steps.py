@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import models
 from course import rendezvous
 from lessons.l06_ddp import buckets, check, ddp_questions, show, wrapped_training
 from tests import runner
+from trainer import models
 
 ROUNDING = 1e-5
 RANKS, STEPS = 3, 3

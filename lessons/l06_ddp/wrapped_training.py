@@ -19,15 +19,11 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import data
-import files
-import launch
-import models
-import shortcuts
-from course import rank_program
+from course import rank_program, shortcuts
 from course.sent import Sent
-from files import check_output
-from options import positive
+from trainer import data, files, launch, models
+from trainer.files import check_output
+from trainer.options import positive
 
 BATCH = 16  # images of an update, for each rank; divisible by 4, for the questions that cut it in four equal parts
 LR = 0.05

@@ -32,10 +32,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-import data
-import shortcuts
+from course import shortcuts
 from lessons.l06_ddp.buckets import pack
 from lessons.l06_ddp.wrapped_training import flat_weights
+from trainer import data
 
 TRAIN, TEST = 151, 23  # images: neither 2 nor 3 ranks can share them equally
 WAIT = 30  # seconds that a rank waits for the others: longer than a rank may show no sign of life

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-import models
 from lessons.l06b_ddp_traps import show, traps
 from tests import runner
+from trainer import models
 
 ROUNDING = 1e-5
 RANKS = 3

@@ -14,13 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import launch
-import models
 from course import rank_program
 from course.sent import Sent
 from lessons.l06_ddp import wrapped_training
 from lessons.l06_ddp.buckets import pack
 from lessons.l06_ddp.wrapped_training import LR, between_ranks, flat_weights, sent_by, worst
+from trainer import launch, models
 
 CPU = torch.device("cpu")
 

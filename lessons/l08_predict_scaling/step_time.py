@@ -21,15 +21,14 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-import launch
-import shortcuts
 import utils
-from course import rank_program
+from course import rank_program, shortcuts
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet
 from course.timing import interleave
-from files import check_output
-from options import positive
+from trainer import launch
+from trainer.files import check_output
+from trainer.options import positive
 
 WAYS = ["alone", "side_by_side", "by_hand", "silent", "ddp"]
 SAMPLES = 8192  # images that the steps draw from

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import models
 from lessons.l08_predict_scaling import check, scaling, show, step_time
 from scripts.measure import side_by_side
 from tests import runner
+from trainer import models
 
 
 def test_every_way_is_timed_and_only_by_hand_talks_apart(tmp_path):

@@ -20,8 +20,8 @@ import sys
 import psutil
 
 from course import rank_program
-from files import check_output
-from options import from_zero, nonempty_path, positive
+from trainer.files import check_output
+from trainer.options import from_zero, nonempty_path, positive
 
 
 def variables_of_launcher():

@@ -19,15 +19,11 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-import checkpoint
-import data
-import launch
-import models
-import shortcuts
 import utils
-from course import rank_program
-from files import check_output
-from options import nonempty_path, positive
+from course import rank_program, shortcuts
+from trainer import checkpoint, data, launch, models
+from trainer.files import check_output
+from trainer.options import nonempty_path, positive
 
 
 def check(args):

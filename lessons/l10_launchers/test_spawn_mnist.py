@@ -12,11 +12,10 @@ import psutil
 import pytest
 import torch
 
-import data
-import models
 from course import rendezvous, runs
 from lessons.l10_launchers import spawn_mnist
 from tests import runner
+from trainer import data, models
 
 SCRIPT = "lessons/l10_launchers/spawn_mnist.py"
 # 1206 images in global batches of 96: the last has 54, which 2 and 3 ranks share equally. 1001 test images divide by

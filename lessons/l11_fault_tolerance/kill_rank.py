@@ -21,9 +21,8 @@ import time
 import uuid
 from pathlib import Path
 
-import files
-import options
 from course import processes, rank_program
+from trainer import files, options
 
 POLL = 0.05  # seconds between two looks at the log
 

@@ -22,11 +22,11 @@ import subprocess
 import sys
 import time
 
-import options
 from course import processes, rank_program
 from course.failures import explain
 from course.hosts import Cluster
 from lessons.l11_fault_tolerance.kill_rank import records
+from trainer import options
 
 FILES = ("run.jsonl", "node0.out", "node1.out", "moments.json", "kept", "kept.previous", "kept.lock", "kept.part")
 ELASTIC = ("torchrun --nnodes=1:2 --nproc-per-node=1 --max-restarts=9 --rdzv-backend=c10d --rdzv-id=11 "

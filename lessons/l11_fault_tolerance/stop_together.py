@@ -10,11 +10,10 @@ import runpy
 import sys
 from pathlib import Path
 
-import options
-import run
 from course import rank_program
 from course.on_ranks import theirs_or_ours
 from lessons.l11_fault_tolerance import check
+from trainer import options, run
 
 
 def main():

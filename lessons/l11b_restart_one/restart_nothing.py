@@ -23,11 +23,10 @@ import uuid
 
 import torch
 
-import files
-import options
 from course import processes, rank_program, rendezvous
 from lessons.l11_fault_tolerance.kill_rank import records
 from lessons.l11_fault_tolerance.lose_node import Trouble, last_words
+from trainer import files, options
 
 GROUPS = (0, 1)
 FILES = ("moments.json", "lighthouse.out",

@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import launch
-import models
 from course import rank_program
-from files import check_writable
-from options import nonempty_path
+from trainer import launch, models
+from trainer.files import check_writable
+from trainer.options import nonempty_path
 
 ROWS, COLUMNS = 1001, 64  # a number of rows that two ranks cannot share equally
 

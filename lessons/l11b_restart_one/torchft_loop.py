@@ -29,13 +29,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DistributedSampler
 
-import checkpoint
-import data
-import models
-import options
-import run_log
 import utils
 from course import framework_run, rank_program
+from trainer import checkpoint, data, models, options, run_log
 
 
 def managed(args, raw_model, optimizer):

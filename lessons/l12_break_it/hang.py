@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import options
 from course import processes, rank_program
+from trainer import options
 
 QUIET = 3  # seconds in which no rank begins a step, before they are asked
 LIMIT = 300  # seconds until then, and until all have answered

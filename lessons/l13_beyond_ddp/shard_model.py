@@ -27,13 +27,13 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-import launch
 from course import rank_program
-from files import check_input, check_output
 from lessons.l13_beyond_ddp import pipeline
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, WAYS, limits
-from options import nonempty_path, positive
+from trainer import launch
+from trainer.files import check_input, check_output
+from trainer.options import nonempty_path, positive
 
 MOST_RANKS = 4  # the model has four layers, one a stage
 PIPELINES = ("gpipe", "1f1b", "mine")

@@ -11,15 +11,15 @@ from functools import partial
 
 import torch
 
-import launch
 from course import rank_program
 from course.sent import Sent
 from course.timing import interleave, slowest, timed
-from files import check_output, from_file
 from lessons.l13_beyond_ddp import shard_ways
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import LARGER, MOST_RANKS, Watchdog, apart, train
-from options import address, positive
+from trainer import launch
+from trainer.files import check_output, from_file
+from trainer.options import address, positive
 
 WAYS = ("ddp", "zero1", "mine")
 UPDATES = 3  # in a round

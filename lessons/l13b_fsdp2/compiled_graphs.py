@@ -12,13 +12,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-import launch
 from course import rank_program
-from files import check_output
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import Watchdog, apart
 from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
 from lessons.l13b_fsdp2.shard_in_use import LARGER, fresh, gradients
+from trainer import launch
+from trainer.files import check_output
 
 
 def ddp(model, ranks, backend, megabytes, optimized=True):

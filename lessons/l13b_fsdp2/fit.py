@@ -13,14 +13,14 @@ from functools import partial
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-import launch
 from course import rank_program
-from files import check_output, from_file
 from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import MOST_RANKS, Watchdog
 from lessons.l13b_fsdp2.shard_in_use import WAYS, compared, ready
-from options import address, positive
+from trainer import launch
+from trainer.files import check_output, from_file
+from trainer.options import address, positive
 
 SHAPE = memory.Transformer(layers=8, hidden=48, heads=4, sequence=32, vocabulary=tiny.SHAPE.vocabulary)
 

@@ -29,14 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-import launch
 from course import rank_program
 from course.sent import Sent
-from files import check_output, check_writable
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import Watchdog, apart, whole
 from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one_process, own_share, shard_blocks
-from options import nonempty_path, positive
+from trainer import launch
+from trainer.files import check_output, check_writable
+from trainer.options import nonempty_path, positive
 
 RANKS = 4  # HSDP's mesh is 2 x 2
 MOST = 0.5  # the norm that clipping leaves; that of the first gradients is larger

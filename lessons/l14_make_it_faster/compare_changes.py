@@ -25,16 +25,15 @@ from functools import partial
 
 import torch
 
-import launch
-import shortcuts
-from course import rank_program
+from course import rank_program, shortcuts
 from course.adjustable_training import ALONE, CHANGES, MODELS, TOGETHER, Change, Setting, Training
 from course.on_ranks import theirs_or_ours
 from course.timing import interleave, slowest, timed
-from files import check_output
 from lessons.l14_make_it_faster import gains
 from lessons.l14_make_it_faster.check import my_change, my_hook
-from options import nonempty_path, positive
+from trainer import launch
+from trainer.files import check_output
+from trainer.options import nonempty_path, positive
 
 FEWEST = 3  # rounds
 JUDGED = 1000  # test images for the loss after the rounds

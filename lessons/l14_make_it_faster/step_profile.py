@@ -25,14 +25,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import launch
-import shortcuts
 import utils
-from course import rank_program, timing
+from course import rank_program, shortcuts, timing
 from course.adjustable_training import MODELS, Setting, Training
 from course.predict.fit import fit
-from files import check_output
-from options import positive
+from trainer import launch
+from trainer.files import check_output
+from trainer.options import positive
 
 WARM_UP = 3  # updates before anything is timed
 LATE = 0.3  # ms: the end of an all-reduce beyond that of its rank's waiting

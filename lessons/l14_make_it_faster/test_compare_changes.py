@@ -8,14 +8,12 @@ import pandas as pd
 import pytest
 import torch
 
-import data
-import launch
-import shortcuts
-from course import adjustable_training
+from course import adjustable_training, shortcuts
 from course.adjustable_training import Setting, Training
 from course.predict.fit import powersgd_values
 from lessons.l14_make_it_faster import compare_changes, gains
 from tests import runner
+from trainer import data, launch
 
 
 def run(ranks, script, *arguments, **env):

@@ -24,16 +24,14 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import launch
-import models
-import shortcuts
 import utils
-from course import rank_program
+from course import rank_program, shortcuts
 from course.on_ranks import theirs_or_ours
 from course.rank_program import meet
-from files import check_output
 from lessons.l15_talk_less.talk_ways import WAYS, diloco, my_outer_step
-from options import from_zero, nonempty_path, positive
+from trainer import launch, models
+from trainer.files import check_output
+from trainer.options import from_zero, nonempty_path, positive
 
 BATCH_SIZE = 64  # images a batch of each rank
 DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "bf16", "powersgd"]

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-import files
-from options import Parser, nonempty_path, positive
+from trainer import files
+from trainer.options import Parser, nonempty_path, positive
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("TROUBLESHOOTING.md", "*.py", "course/**/*.py", "doctor/*.py", "lessons/*/show.py", "notebooks/[0-9]*.ipynb")

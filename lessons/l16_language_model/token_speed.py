@@ -23,15 +23,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import files
-import launch
-import shortcuts
-from course import rank_program
+from course import rank_program, shortcuts
 from course.rank_program import meet
 from course.sent import Sent
 from course.timing import interleave
 from lessons.l16_language_model import minimal_gpt
-from options import positive
+from trainer import files, launch
+from trainer.options import positive
 
 WAYS = ("alone", "never", "ddp", "each", "fsdp", "wrapper")
 LARGE, PRODUCTS = 1024, 4  # rows and columns of the matrices that show the peak, and how many products

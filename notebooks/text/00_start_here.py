@@ -54,8 +54,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-import launch
-import data
+from trainer import launch
+from trainer import data
 from course import compare, plots, runs
 from lessons.l00_start_here import check, show
 

@@ -47,9 +47,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-import launch
-import data
-import models
+from trainer import launch
+from trainer import data
+from trainer import models
 import utils
 from course import compare, plots, runs, timing
 from lessons.l01_one_device import check, show, textbook

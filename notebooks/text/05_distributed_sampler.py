@@ -47,8 +47,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import data
-import models
+from trainer import data
+from trainer import models
 import utils
 from lessons.l05_distributed_sampler import check, show, uneven_shards
 

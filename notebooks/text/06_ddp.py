@@ -47,8 +47,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-import data
-import models
+from trainer import data
+from trainer import models
 from course import compare, plots, runs
 from lessons.l06_ddp import buckets, check, show, wrapped_training
 

@@ -42,8 +42,8 @@ from pathlib import Path
 
 import torch
 
-import data
-import models
+from trainer import data
+from trainer import models
 from lessons.l06b_ddp_traps import capstone, check, show, traps
 
 # %% tags=["parameters"]

@@ -50,9 +50,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
-import data
-import launch
-import models
+from trainer import data
+from trainer import launch
+from trainer import models
 import utils
 from course import compare, plots, runs
 from lessons.l07_performance import check, show

@@ -51,7 +51,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-import models
+from trainer import models
 from course import runs
 from course.predict import fit
 from lessons.l08_predict_scaling import check, show

@@ -47,8 +47,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
-import data
-import models
+from trainer import data
+from trainer import models
 from course import runs
 from course.lesson import some
 from lessons.l09_large_batch import check, show

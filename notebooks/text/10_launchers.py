@@ -50,7 +50,7 @@ import torch
 import torch.multiprocessing as mp
 from IPython.core.magic import register_cell_magic
 
-import data
+from trainer import data
 from course import plots, processes, slurm
 from course.hosts import Cluster, where
 from lessons.l10_launchers import check, show, spawn_mnist

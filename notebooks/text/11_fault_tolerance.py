@@ -46,12 +46,12 @@ from pathlib import Path
 
 import torch
 
-import data
+from trainer import data
 from course import processes
 from course.hosts import Cluster, where
 from lessons.l11_fault_tolerance import check, lose_node, show
 from lessons.l11_fault_tolerance.kill_rank import records
-from run import Run
+from trainer.run import Run
 
 # %% tags=["parameters"]
 samples = 6000  # training images

@@ -45,8 +45,8 @@ from pathlib import Path
 import torch
 import torch.distributed.constants as defaults
 
-import data
-import options
+from trainer import data
+from trainer import options
 from course import processes
 from course.hosts import Cluster, where
 from lessons.l11_fault_tolerance.kill_rank import records

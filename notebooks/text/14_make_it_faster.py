@@ -50,7 +50,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-import data, models
+from trainer import data, models
 from course import compare, plots, runs
 from course.adjustable_training import CHANGES, Training
 from lessons.l14_make_it_faster import check, show

@@ -27,10 +27,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import files
-import options
 from course import forked_ranks, processes, rank_program
 from lessons.l12_break_it.gallery_table import ROOT, doctors_entries, guide, read_patients, read_table
+from trainer import files, options
 
 LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
 GUIDE = ROOT / "TROUBLESHOOTING.md"

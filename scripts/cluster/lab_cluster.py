@@ -24,9 +24,9 @@ import sys
 import threading
 import time
 
-import options
 from course import rank_program
 from course.hosts import LIMIT, Cluster
+from trainer import options
 
 ACTIONS = {"cut": "cut the link of a host", "mend": "mend it", "kill": "kill everything on a host at once",
            "start": "start a killed host again, and COMMAND on it"}

@@ -16,10 +16,9 @@ import sys
 import time
 import uuid
 
-import files
-import options
 from course import processes, rank_program
 from course.failures import explain
+from trainer import files, options
 
 
 def main():

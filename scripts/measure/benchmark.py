@@ -36,10 +36,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import run_log
 from course import processes, rank_program, runs, timing
-from files import check_output
-from options import nonempty_path, positive
+from trainer import run_log
+from trainer.files import check_output
+from trainer.options import nonempty_path, positive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = [sys.executable]

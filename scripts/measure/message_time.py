@@ -20,12 +20,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-import launch
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
 from course.timing import interleave, prepare, slowest, timed
-from files import check_output
-from options import positive
+from trainer import launch
+from trainer.files import check_output
+from trainer.options import positive
 
 SMALLEST, FACTOR = 1024, 4  # bytes of the first message; each next message is FACTOR times as large
 WARM_UP = 3  # calls for each size, before any is timed

@@ -5,7 +5,7 @@
 
 from course import rank_program
 from lessons.l13_beyond_ddp import memory
-from options import positive
+from trainer.options import positive
 
 
 def predict(args):

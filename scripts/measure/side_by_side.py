@@ -16,16 +16,14 @@ from functools import partial
 
 import torch
 
-import launch
-import models
-import shortcuts
 import utils
-from course import rank_program
+from course import rank_program, shortcuts
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet, synchronise
 from course.timing import interleave
-from files import check_output
-from options import positive
+from trainer import launch, models
+from trainer.files import check_output
+from trainer.options import positive
 
 WARM_UP = 5  # steps
 

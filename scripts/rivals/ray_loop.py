@@ -22,10 +22,9 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
-import launch
-import options
 from course import framework_run, processes, rank_program
-from run import Run
+from trainer import launch, options
+from trainer.run import Run
 
 
 def train(config):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-import data
+from trainer import data
 
 folder = Path(sys.argv.pop(1))
 whole = data.ImageSet.__getitems__

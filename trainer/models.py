@@ -5,7 +5,7 @@ import argparse
 import torch
 from torch import nn
 
-import data
+from trainer import data
 
 
 class ConvNet(nn.Module):

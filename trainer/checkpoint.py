@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-import files
+from trainer import files
 
 log = logging.getLogger("course")
 

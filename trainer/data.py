@@ -31,8 +31,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import files
-import launch
+from trainer import files, launch
 
 log = logging.getLogger("course")
 FOLDER = os.environ.get("COURSE_DATA") or "./data"  # of the files; many people can share one that they only read

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-import files
+from trainer import files
 
 log = logging.getLogger("course")
 
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 def exit_status():
     """End the process with the status that its launcher expects: 2, after one line, for what no change of the code can
     mend; 75 after a signal; 130 after Ctrl-C. Every other error goes on, with its whole text and its traceback."""
-    import launch
+    from trainer import launch
 
     try:
         yield
@@ -108,8 +108,7 @@ def from_zero(text: str) -> int:
 
 
 def get_parser(description: str | None = None) -> Parser:
-    import data
-    import models
+    from trainer import data, models
 
     def dataset(text):
         if text in ("auto", *data.DATASETS) or all(Path(text, split).is_dir() for split in ("train", "val")):
@@ -198,8 +197,7 @@ def resolve(args: argparse.Namespace):
     """
     import torch
 
-    import data
-    import launch
+    from trainer import data, launch
 
     placement = launch.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
     if args.strategy == "auto":

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-import files
-import launch
-from launch import cores, device_name
+from trainer import files, launch
+from trainer.launch import cores, device_name
 
 log = logging.getLogger("course")
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import files
+from trainer import files
 
 # The names of rank, world size, local rank and local world size under each mpirun.
 MPIRUNS = (

@@ -21,11 +21,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import launch
-import run_log
 import utils
-from checkpoint import Checkpoint, Unusable
-from launch import Stopped
+from trainer import launch, run_log
+from trainer.checkpoint import Checkpoint, Unusable
+from trainer.launch import Stopped
 
 log = logging.getLogger("course")
 TORCH = Path(torch.__file__).parent
