@@ -1,9 +1,7 @@
 """Lesson 11b: groups under torchft, checkpoints that other numbers of ranks read, a neighbour's memory, figures."""
 
-import json
 import re
 import shutil
-import subprocess
 import uuid
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -77,29 +75,6 @@ def test_two_groups_train_the_model_of_main_py(tmp_path):
     assert all(value.abs().max() > 0 for value in expected.values())
     steps = [record for record in records(tmp_path / "group0.jsonl") if record["kind"] == "step"]
     assert [(record["step"], record["groups"]) for record in steps] == [(step, 2) for step in range(1, 21)]
-
-
-@needs_torchft
-@pytest.mark.timeout(400)
-def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
-    done = subprocess.run(runner.command(0, DRIVER, "--kill", "1@30", "--out", tmp_path, "--within", 280, "--", *SMALL,
-                                         "--epochs", 60), cwd=runner.ROOT, capture_output=True, text=True, timeout=350,
-                          env=processes.environment(str(tmp_path), runner.environment()))
-    assert done.returncode == 0, done.stdout + done.stderr
-    noted = json.loads((tmp_path / "moments.json").read_text())
-    assert (noted["victim"], noted["apart"], noted["off"], noted["largest"]) == (1, 0, None, None)
-    survivor, victim = (records(tmp_path / f"group{group}.jsonl") for group in (0, 1))
-    steps = [record for record in survivor if record["kind"] == "step"]
-    assert [record["step"] for record in steps] == list(range(1, 601)), "each step counted once for the survivor"
-    assert all(record["groups"] == 2 for record in steps if record["time"] < noted["killed"]), "both began together"
-    assert sum(record["kind"] == "attempt" for record in survivor) <= 2, "the step under way, and that of the return"
-    assert [record["kind"] for record in survivor].count("run") == 1, "nobody started it again"
-    assert [record["kind"] for record in victim].count("run") == 2
-    taken_back = next(record for record in victim if record["kind"] == "step" and record["time"] > noted["killed"])
-    assert taken_back["step"] > 30, "it goes on where the others are"
-    alone = [record["step"] for record in steps if record["groups"] == 1]
-    assert alone and alone[0] <= taken_back["step"] and steps[-1]["groups"] == 2, "both end together"
-    assert processes.marked(str(tmp_path)) == []
 
 
 # ----------------------------------------------------------------------------------------------------- show.py
