@@ -15,7 +15,6 @@ from lessons.l11b_restart_one import restart_nothing, sharded_checkpoint, show, 
 from tests import runner
 
 SHARDED = "lessons/l11b_restart_one/sharded_checkpoint.py"
-GROUP, DRIVER = "lessons/l11b_restart_one/torchft_loop.py", "lessons/l11b_restart_one/restart_nothing.py"
 # 601 images: they do not divide by 2, and the last batch is smaller
 SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--batch-size", 32]
 
