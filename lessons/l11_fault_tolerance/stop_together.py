@@ -24,7 +24,7 @@ def main():
     with parser.one_line():
         must_stop, whose = theirs_or_ours(Path(file), "must_stop", check.must_stop)
     print(f"must_stop is {whose}")
-    run.Run.must_stop = lambda self: must_stop(self.stop_signal is not None, self.progress.total_steps + 1)
+    run.Run.must_stop = lambda self: must_stop(self.stop_signal is not None, self.progress.total_steps)
     runpy.run_path("main.py", run_name="__main__")
 
 
