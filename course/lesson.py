@@ -48,7 +48,7 @@ def begin() -> None:
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
-    # Let glibc keep what is freed for the next step (mallopt(3)): giving it back takes up to a third of a small ResNet's
+    # Let glibc keep what is freed for the next step (mallopt(3)): up to a third of a small ResNet's step goes there
     os.environ.update(MALLOC_TRIM_THRESHOLD_="-1", MALLOC_MMAP_MAX_="0")
     _captions.clear()
     shell = get_ipython()
