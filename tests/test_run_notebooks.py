@@ -119,7 +119,6 @@ def test_notebooks_run_in_order_and_a_failing_one_stops_no_other(quick_run):
     assert "of about 7 s" in result.stdout
 
 
-@pytest.mark.promise("loud commands")
 def test_a_failing_notebook_is_named_with_its_error(quick_run):
     course, result = quick_run
     assert result.returncode == 1
@@ -154,7 +153,6 @@ def test_pages_are_made_of_what_was_executed(quick_run):
                                              ("01_good", "Good &amp; best", "passed")]
 
 
-@pytest.mark.promise("loud commands")
 def test_papermill_itself_fails_where_a_command_fails(quick_run):
     """As the CI of a class would run it: no script of this repository in between."""
     course, _ = quick_run
@@ -230,7 +228,6 @@ def test_in_place_refreshes_committed_outputs_and_nothing_else(tmp_path, monkeyp
     assert rebuilt.cells[:-1] == good.cells[:-1]
 
 
-@pytest.mark.promise("bounded waits")
 def test_a_cell_that_does_not_end_is_stopped(tmp_path):
     course = make_course(tmp_path)
     add_notebook(course, "00_endless", ("import time\nwhile True: time.sleep(1)", []))

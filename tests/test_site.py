@@ -90,7 +90,6 @@ class Document(html.parser.HTMLParser):
 # ------------------------------------------------------------------------------------------------------ what was made
 
 
-@pytest.mark.promise("offline pages")
 @pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 def test_a_clone_becomes_pages_without_a_network(built, site):
     assert built.args[0] == "unshare" and (site / "index.html").is_file()
@@ -140,7 +139,6 @@ def test_every_picture_has_words_and_headings_go_down_one_by_one(documents):
         assert document.headings[:1] == [1] and all(below <= above + 1 for above, below in steps), name
 
 
-@pytest.mark.promise("offline pages")
 def test_no_page_shows_or_runs_a_file_of_another_host(documents):
     for name, document in documents.items():
         assert [source for source in document.sources if re.match("(https?:)?//", source)] == [], name
@@ -168,7 +166,6 @@ SOME = ["index.html", "notebooks/03_processes_and_ranks.html", "notebooks/12_bre
         "main.py.html", "TROUBLESHOOTING.html"]
 
 
-@pytest.mark.promise("offline pages")
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=[pytest.mark.weekly, pytest.mark.timeout(2400)])])
 def test_pages_ask_nobody_and_hinder_nobody(every, documents, site, opened):
     """From a phone to a desk, light and dark, all unfolded: no error, nobody scrolls sideways, and axe finds nothing
