@@ -6,8 +6,8 @@ by that launcher. Lesson 12 starts all of them by torchrun.
 
 import json
 import os
-import sys
 import re
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
