@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import jupytext
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import yaml
-from IPython.core.error import UsageError
 
 from course import compare, lesson, twins
 from tests import runner

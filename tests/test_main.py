@@ -145,7 +145,8 @@ def init(self, *args, **kwargs):
     self.register_comm_hook(None, hook)
 DDP.__init__ = init
 main.main()
-print("messages", sum(calls), [name for name in ("torchvision", "pandas", "matplotlib") if name in sys.modules])
+print("messages", sum(calls), [name for name in ("torchvision", "pandas", "matplotlib") if name in sys.modules],
+      flush=True)
 """)
     done = runner.run(2, *SMALL, "--epochs", 1, "--samples", 100, "--test-samples", 10, "--batch-size", 16,
                       "--accumulate", 3, "--model", "resnet", script=script, COURSE_SHORTCUTS=None)

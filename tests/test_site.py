@@ -53,7 +53,7 @@ def documents(site):
 
 @pytest.fixture
 def opened(site, open_page):
-    """opened(name, size=DESK, scheme="light") shows a page of the site: see open_page in conftest.py."""
+    """opened(name, size=DESK, scheme="light") shows a page of the site: see open_page in tests/conftest.py."""
     return lambda name, size=DESK, scheme="light": open_page(f"{site.as_uri()}/{name}", site.as_uri(), viewport=size,
                                                              color_scheme=scheme)
 
