@@ -204,15 +204,6 @@ def test_signals_and_status_are_those_of_the_command(cluster):
     assert polite.wait(runner.LIMIT) == 5
 
 
-@needs_hosts
-def test_clusters_side_by_side_do_not_meet():
-    with Cluster(2) as one, Cluster(2) as other:
-        serve(one, 0)
-        assert answers(one, 1, 0) and not answers(other, 1, 0)
-        serve(other, 0)  # the same address and port
-        assert answers(other, 1, 0)
-
-
 # -------------------------------------------------------------------------------------------------------- command line
 
 
