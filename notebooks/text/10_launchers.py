@@ -539,7 +539,7 @@ check.job(live / "10_job.sbatch")
 # %% [markdown]
 # Above, `srun` starts one torchrun on each node. In a second way it starts every rank itself, and nobody sets `RANK`.
 # Slurm tells each task the same facts under other names, and `main.py` translates them (`slurm_names` in
-# [launch.py](../launch.py)):
+# [launch.py](../trainer/launch.py)):
 #
 # | Slurm | torchrun |
 # |:--|:--|
