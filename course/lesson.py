@@ -127,6 +127,11 @@ def table(rows: "pd.DataFrame | list[dict]") -> None:
     _show("\n".join(f"| {' | '.join(line)} |" for line in cells))
 
 
+def small(difference: float) -> str:
+    """A difference for a table: its size, or that there is none."""
+    return f"{difference:.0e}" if difference else "0"
+
+
 def code(*functions: Callable) -> None:
     """Show the source of functions as it stands in their files."""
     _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from course import plots, png, runs
+from course import plots, runs
+from scripts import notebook_runs
 from tests.test_runs import RECORDED, as_text, end_record, epoch_record, run_record
 
 mpl.use("Agg")
@@ -175,10 +176,10 @@ def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
     plots.loss_by_epoch(pd.DataFrame({"epoch": [0, 1], "loss": [2.0, 1.0]})).figure.savefig(tmp_path / "plot.png")
     plt.imsave(tmp_path / "noise.png", np.random.default_rng(0).random((64, 64, 3)))
     plot, noise = ((tmp_path / name).read_bytes() for name in ("plot.png", "noise.png"))
-    (tmp_path / "small.png").write_bytes(small := png.small_png(plot))
+    (tmp_path / "small.png").write_bytes(small := notebook_runs.small_png(plot))
     before, after = (plt.imread(tmp_path / name)[..., :3] for name in ("plot.png", "small.png"))
     assert len(small) < len(plot) / 2 and abs(before - after).mean() < 0.5 / 255
-    assert png.small_png(noise) == noise
+    assert notebook_runs.small_png(noise) == noise
 
 
 # ---------------------------------------------------------------- timeline

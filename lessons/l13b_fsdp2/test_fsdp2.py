@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from course import memory, tiny_transformer
 from course.compare import NOT_SHOWN
-from lessons.l13_beyond_ddp import memory, tiny_transformer
 from lessons.l13b_fsdp2 import check, fit, show
 from tests import runner
 
