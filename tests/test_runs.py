@@ -103,7 +103,6 @@ def test_a_whole_log_is_read_whole(read):
     assert df["error"].isna().all()
 
 
-@pytest.mark.promise("whole logs")
 def test_a_log_without_end_is_unfinished(read):
     df = read(as_text(whole_log()[:3]))
     assert set(df["status"]) == {"unfinished"}
@@ -178,7 +177,6 @@ def test_a_restart_may_change_the_world_size(read, size, note):
     assert df["note"].iloc[0] == f"went on from a checkpoint 1 time{note}"
 
 
-@pytest.mark.promise("whole logs")
 def test_a_run_that_went_on_after_its_end_needs_another_end(read):
     log = whole_log()
     log.insert(2, end_record(status="resumable"))
@@ -187,7 +185,6 @@ def test_a_run_that_went_on_after_its_end_needs_another_end(read):
     assert set(read(as_text(log[:-1]))["status"]) == {"unfinished"}
 
 
-@pytest.mark.promise("whole logs")
 @pytest.mark.parametrize(("old", "new", "epochs", "status"), [
     ('"accuracy": 0.4325', '"accuracy": 0.9325', [0, 2], "completed"),
     ('"seconds": 40.5', '"seconds": 10.5', [0, 1, 2], "unfinished"),
@@ -342,7 +339,6 @@ def test_the_header_of_a_text_file_says_what_it_is(read):
     assert row["note"] == "header left out: cores: many; header left out: colour: red"
 
 
-@pytest.mark.promise("whole logs")
 @pytest.mark.parametrize(("epochs", "status", "note"), [(2, "completed", ""), (5, "unfinished", "2 of 5 epochs")])
 def test_console_text_is_complete_only_against_its_header(read, epochs, status, note):
     df = read(f"# epochs: {epochs}\nsynthetic (SYNTHETIC: made from a seed)\n{line(0)}\n{line(1)}\n", "a.txt")
@@ -403,7 +399,6 @@ def read_or_none(path, content):
         return None
 
 
-@pytest.mark.promise("whole logs")
 @LOGS
 def test_a_log_truncated_anywhere_gives_no_wrong_number(tmp_path, log, truth):
     path = tmp_path / "log"

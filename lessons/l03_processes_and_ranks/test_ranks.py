@@ -1,7 +1,6 @@
 """Processes and ranks: what notebook 03 says of each way to start and to meet is a fact here."""
 
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,12 +21,6 @@ def pairs(links, kind):
 
 def every_pair(count):
     return {frozenset((f"rank {a}", f"rank {b}")) for a in range(count) for b in range(a)}
-
-
-def python(*arguments, **env):
-    """A finished process of ranks_meet.py that no launcher has started."""
-    return subprocess.run(runner.command(0, SCRIPT, *arguments), cwd=runner.ROOT, env=runner.environment(**env),
-                          capture_output=True, text=True, timeout=runner.LIMIT)
 
 
 def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_path):
@@ -60,9 +53,8 @@ def test_with_torchrun_each_process_knows_its_place_and_torchrun_listens(tmp_pat
 def test_by_hand_rank_0_listens_and_for_a_file_nobody(tmp_path):
     count, place = 3, meeting_place()
     urls = ["env://", f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/meeting"]
-    with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda rank: python("--meet", *urls, "--out", tmp_path / "ranks", RANK=str(rank),
-                                                 WORLD_SIZE=str(count), **place), range(count)))
+    done = runner.together([{"RANK": str(rank), "WORLD_SIZE": str(count), **place} for rank in range(count)],
+                           "--meet", *urls, "--out", tmp_path / "ranks", script=SCRIPT)
     assert [rank.returncode for rank in done] == [0] * count
     meetings, ranks = ranks_meet.meetings(tmp_path / "ranks"), [f"rank {rank}" for rank in range(count)]
     for url, server, listener in zip(urls, ("rank 0", "rank 0", "the file"), ("rank 0", "rank 0", "nobody"),
@@ -76,9 +68,10 @@ def test_by_hand_rank_0_listens_and_for_a_file_nobody(tmp_path):
 
 def test_a_rank_that_never_comes_ends_the_wait_and_leaves_no_file_of_an_earlier_run(tmp_path):
     for rank in range(2):  # without --meet a rank waits for no other, and needs no torch
-        assert python("--out", tmp_path, RANK=str(rank), WORLD_SIZE="2").returncode == 0
+        assert runner.run(0, "--out", tmp_path, script=SCRIPT, RANK=str(rank), WORLD_SIZE="2").returncode == 0
     assert len(ranks_meet.read(tmp_path)) == 2
-    done = python("--meet", "env://", "--timeout", 1, "--out", tmp_path, RANK="0", WORLD_SIZE="2", **meeting_place())
+    done = runner.run(0, "--meet", "env://", "--timeout", 1, "--out", tmp_path, script=SCRIPT, RANK="0",
+                      WORLD_SIZE="2", **meeting_place())
     assert done.returncode == 1 and "rank 0 of 2 waited for the others" in done.stderr.splitlines()[-1]
     with pytest.raises(FileNotFoundError):
         ranks_meet.read(tmp_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course import rendezvous, runs
+from course import interrupted, rendezvous, runs
 from course.hosts import Cluster
 from lessons.l11_fault_tolerance import check, kill_rank, lose_node, show, stop_together
 from tests import runner
@@ -216,14 +216,14 @@ KILL_NOTE = {"kills": [{"time": 100.0}], "said": ["a line", "rank(s) 0 waited in
 
 
 def test_the_cost_of_a_kill_is_made_of_what_the_log_notes():
-    again, parts = show.kill_cost(LOG, KILL_NOTE, steps=50)
+    again, parts = interrupted.kill_cost(LOG, KILL_NOTE, steps=50)
     assert again == 25 and list(parts.values()) == [0.5, 6.5, 25 * 10 / 50]
     log = [record for record in LOG if record.get("status") != "failed"]  # rank 0, which writes the log, was killed
-    again, parts = show.kill_cost(log, KILL_NOTE | {"said": []}, steps=50)
+    again, parts = interrupted.kill_cost(log, KILL_NOTE | {"said": []}, steps=50)
     assert again is None and parts == {"noticed, ended, and started again": 7.0}
 
 
 def test_a_write_is_timed_in_epochs_that_were_begun_once():
-    assert show.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
+    assert interrupted.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
     log = [{"kind": "epoch", "epoch": 0}, {"kind": "epoch", "epoch": 1, "checkpoint_seconds": 0.5}]
-    assert show.write_seconds(log, steps=32, every=35) == 0.5, "an epoch shorter than the interval may have no write"
+    assert interrupted.write_seconds(log, steps=32, every=35) == 0.5  # an epoch without a write

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from course import processes
-from lessons.l11_fault_tolerance.kill_rank import records
-from lessons.l11_fault_tolerance.test_fault_tolerance import KILL_NOTE, LOG
+from course.interrupted import records
 from lessons.l11b_restart_one import restart_nothing, sharded_checkpoint, show, torchft_loop
 from tests import runner
 
@@ -85,8 +84,11 @@ GROUP_LOG.insert(4, {"kind": "attempt", "step": 4, "groups": 2, "time": 100.2})
 
 
 def test_how_all_were_started_again():
-    log = [LOG[0], LOG[1] | {"time": 98.0}, LOG[3], LOG[4] | {"time": 112.0}]
-    way = show.started_again(log, KILL_NOTE, steps=50)
+    log = [{"kind": "run", "time": 90.0}, {"kind": "epoch", "epoch": 0, "seconds": 10, "time": 98.0},
+           {"kind": "restart", "time": 107.0, "epoch": 1, "step": 10},
+           {"kind": "epoch", "epoch": 1, "seconds": 10, "time": 112.0}]
+    kill = {"kills": [{"time": 100.0}], "said": ["rank(s) 0 waited in epoch 1, step 36, at `loss`"]}
+    way = show.started_again(log, kill, steps=50)
     assert (way["gap"], way["again"], way["unseen"], way["done"], way["speed"]) == (7.0, 25, 0, 85, 8.5)
     assert way["pieces"] == [[(-10.0, 0), (-2.0, 50), (0, 85)], [(7.0, 60), (12.0, 100)]]
 

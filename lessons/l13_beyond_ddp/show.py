@@ -2,7 +2,7 @@
 to choose.
 
 `results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `zero1` that of shard_optimizer.py. Predictions are
-those of memory.py.
+those of course/memory.py.
 """
 
 import math
@@ -17,10 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
+from course import memory
 from course.compare import ratio
 from course.plots.style import (
     COLOURS,
     GREY,
+    PARTS,
     ROOM,
     bare,
     colour_of,
@@ -32,14 +34,12 @@ from course.plots.style import (
     write_in,
 )
 from course.plots.timelines import one_below_another
-from lessons.l13_beyond_ddp import memory
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
          "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B", "mine": "pipeline, your order"}
 COLLECTIVES = dict(zip(("all_reduce", "broadcast", "reduce_scatter", "all_gather", "other"),
                        [*(COLOURS[i] for i in (6, 1, 4, 3)), GREY], strict=True))
-PARTS = dict(zip([*memory.PARTS, memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
 WAITS = "mostly waits"  # even the best way: fewer devices would do
 WAYS = dict(zip([*memory.WAYS, WAITS], [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4, 1)), "#8C8C8C"], strict=True))
 

@@ -10,16 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lessons.l13_beyond_ddp import (
-    check,
-    memory,
-    pipeline,
-    shard_model,
-    shard_optimizer,
-    shard_ways,
-    show,
-    tiny_transformer,
-)
+from course import memory, sharding, tiny_transformer
+from lessons.l13_beyond_ddp import check, pipeline, shard_model, shard_optimizer, shard_ways, show
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"
@@ -128,8 +120,8 @@ def test_ranks_that_a_way_cannot_have_are_refused(way, ranks, nodes, message, tm
 
 def test_a_wait_without_end_is_ended_and_says_where(monkeypatch):
     ended = queue.SimpleQueue()
-    monkeypatch.setattr(shard_model, "give_up", ended.put)
-    dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
+    monkeypatch.setattr(sharding, "give_up", ended.put)
+    dog = sharding.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
     for step in range(4):  # longer than the limit in all, but alive
         dog.beat(f"fsdp_tp, step {step}")
         time.sleep(0.4)

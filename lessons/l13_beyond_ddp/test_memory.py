@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lessons.l13_beyond_ddp import memory as model
+from course import memory as model
 from tests import runner
 
 MAP = [(parameters, devices) for parameters in (1e8, 1e9, 5e9, 7e9, 30e9, 70e9, 4e11)

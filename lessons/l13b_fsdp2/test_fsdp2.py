@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lessons.l13_beyond_ddp import memory, tiny_transformer
+from course import memory, tiny_transformer
 from lessons.l13b_fsdp2 import check, compiled_graphs, fit, shard_in_use, show
 from tests import runner
 

@@ -40,8 +40,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from lessons.l13_beyond_ddp import check, memory, pipeline, shard_ways, show
-from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
+from course import memory
+from course.tiny_transformer import SHAPE
+from lessons.l13_beyond_ddp import check, pipeline, shard_ways, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run
@@ -584,7 +585,7 @@ lesson.figure("The simplest way that fits, by devices and size of the model. A l
 # [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it
 # has layers. DDP and FSDP send 8 bytes a parameter each: gradients are summed in 32 bits, weights gathered in 16
 # (`MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`). The sources stand in
-# `lessons/l13_beyond_ddp/memory.py`. For other numbers: `python scripts/measure/predict_memory.py --help`.
+# `course/memory.py`. For other numbers: `python scripts/measure/predict_memory.py --help`.
 #
 # The size of a node is no law. In an [NVL72 rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) one NVLink
 # domain joins 72 GPUs. What would that change for FSDP of 70 billion parameters on 64 devices, if all else stayed as it

@@ -1,10 +1,9 @@
-"""Predict for your own figures the way to share out a model that fits and is fast, by lesson 13's memory.py.
+"""Predict for your own figures the way to share out a model that fits and is fast, by course/memory.py.
 
     python scripts/measure/predict_memory.py --parameters 70e9 --devices 64 --between 1.5
 """
 
-from course import rank_program
-from lessons.l13_beyond_ddp import memory
+from course import memory, rank_program
 from trainer.options import positive
 
 

@@ -2,8 +2,7 @@
 
 Bytes of parameters, gradients, optimizer state and activations, by strategy, from the equations of the papers named at
 each function; and seconds a step, from three rates. `scripts/measure/predict_memory.py` prints them. `count` gives the
-exact bytes of tiny_transformer.py; lessons/l13_beyond_ddp/test_beyond_ddp.py compares them
-with those that ranks hold.
+exact bytes of tiny_transformer.py; lessons/l13_beyond_ddp/test_beyond_ddp.py compares them with those that ranks hold.
 Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.
 DDP's gradients are views of its buckets (gradient_as_bucket_view=True), else there would be two of each.
 """
@@ -80,7 +79,7 @@ def model_states(parameters, ranks, stage=0, size=MIXED):
 def for_a_moment(parameters, layers, stage, size):
     """Bytes in 16 bits that a device has beside its share while it computes. FSDP (stage 3): the layer in use, the next
     one, which arrives meanwhile, and a layer's gradients. Autocast: a copy of each weight, kept until backward has used
-    it (test_memory.py counts them)."""
+    it (lessons/l13_beyond_ddp/test_memory.py counts them)."""
     if stage == 3:
         return (2 * MIXED.parameter + MIXED.gradient) * parameters / layers
     return MIXED.parameter * parameters if size is AUTOCAST else 0
