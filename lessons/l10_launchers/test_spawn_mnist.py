@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
             ("torch.distributed.launch", "-m", ["torch.distributed.launch", "--nproc_per_node=2", "main.py", *MAIN,
                                                 "--batch-size", 48])):
         file = folder / f"{way}.pt"
-        done = runner.torchrun(0, *options, "--save-model", file, script=script)
+        done = runner.run(0, *options, "--save-model", file, script=script)
         assert done.returncode == 0, f"{way}: {done.stderr}"
         results[way] = torch.load(file, weights_only=True, map_location="cpu"), done.stdout
     return results
@@ -99,7 +99,7 @@ def test_a_launcher_or_a_port_in_use_is_refused(refused):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_gpus_each_rank_has_its_own(tmp_path):
     gpus = torch.cuda.device_count()
-    done = runner.torchrun(0, *SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt", script=SCRIPT)
+    done = runner.run(0, *SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt", script=SCRIPT)
     assert done.returncode == 0 and f"{gpus} process(es) on the GPUs; " in done.stdout, done.stderr
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {value.device.type for value in weights.values()} == {"cuda"}
