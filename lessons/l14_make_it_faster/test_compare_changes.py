@@ -138,9 +138,18 @@ def test_every_change_is_predicted_or_says_why_not(profiled):
     assert gains.predict("threads", profile)[0] == 1, "three ranks on two cores have no core to spare"
     assert gains.predict("channels-last", profile)[0] is None
     assert set(gains.MODELS) <= set(adjustable_training.CHANGES)
+
+
+def test_one_process_profile_serves_every_prediction(tmp_path):
+    done = run(0, "step_profile", "--steps", 2, "--out", tmp_path / "measured.json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    profile = measured["models"]["lenet"] | {"world_size": 1, "cores": 2}
+    assert set(profile["phases"]) == set(gains.LABELS) and "least wait" in profile["medians"]
     for name in compare_changes.ALONE:
-        gain, reason = gains.predict(name, profile | {"world_size": 1})
+        gain, reason = gains.predict(name, profile)
         assert reason and (gain is None or gain > 0)
+    assert 1 < gains.predict("bf16", profile)[0] < 2 and gains.predict("compile", profile)[0] > 1
 
 
 # ---------------------------------------------------------------------------------------------- DDP with a group of one
