@@ -33,7 +33,7 @@ def command(ranks, *arguments, torchrun=()):
 
 def environment(**changes):
     """This process's environment as a fresh shell's: nothing of a launcher, and `changes` (None takes away)."""
-    env = {k: v for k, v in os.environ.items() if not FOREIGN.match(k)} | {"COURSE_SHORTCUTS": "1"}  # as in a lesson
+    env = {k: v for k, v in os.environ.items() if not FOREIGN.match(k)}
     env.update(changes)
     return {k: v for k, v in env.items() if v is not None}
 
