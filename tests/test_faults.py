@@ -39,7 +39,7 @@ FAULTS = {
         '{"status": "unfinished", "restarts": 0}', '{"status": "completed", "restarts": 0}',
         "test_runs.py::test_a_log_without_end_is_unfinished"),
     "gallery": Fault(
-        "a broken program is not broken any more", "scripts/broken/set_epoch.py",
+        "a broken program is not broken any more", "gallery/set_epoch.py",
         "    seen.append(", "    sampler.set_epoch(epoch)\n    seen.append(",
         "test_broken.py::test_broken_shows_its_symptom_and_repaired_does_not[set_epoch]"),
     "one line": Fault(
