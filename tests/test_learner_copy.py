@@ -14,11 +14,11 @@ import nbformat
 import pytest
 
 from course.lesson import ROOT, notebooks
+from gallery.table import anchor
 from lessons.l04_collectives import check as lesson_04
 from lessons.l05_distributed_sampler import check as lesson_05
 from lessons.l10_launchers import check as lesson_10
 from lessons.l11_fault_tolerance import check as lesson_11
-from lessons.l12_break_it.gallery_table import anchor
 from teach import handed_in, learner_copy
 from tests import runner, test_arrows
 
