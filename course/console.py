@@ -52,7 +52,6 @@ def _header(text: str) -> tuple[dict, str]:
         end = match.end()
         name = match[1].lower().replace(" ", "_")
         with suppress(KeyError, ValueError):
-            name = "origin" if name == "source" else name
             info[name] = READ_AS[log_fields.RUN[name]](match[2])
     return info, text[end:]
 

@@ -32,23 +32,22 @@ class RunError(ValueError):
 # ---------------------------------------------------------------- reading
 
 
-def read_run(path: str | os.PathLike, label: str | None = None) -> pd.DataFrame:
+def read_run(path: str | os.PathLike) -> pd.DataFrame:
     """Read the last run of a log: one row an epoch; the fields of the whole run are repeated in each row.
 
-    `label` names the run; without it the log's own `label` does, or else the file's name. Columns: every number of the
-    epoch records (`epoch` from 0, `accuracy` from 0 to 1, `seconds` of training alone, `images_per_second` of all
-    ranks), every field of the run record, and
+    Columns: `label`, the log's own or else the file's name; every number of the epoch records (`epoch` from 0,
+    `accuracy` from 0 to 1, `seconds` of training alone, `images_per_second` of all ranks); every field of the run
+    record; and
     `source`  "live", or "recorded" for a log under results/recorded;
     `machine` the folder under results/recorded, else "this machine";
     `status`  "completed", "failed", "resumable" (stopped by a signal, its checkpoint written), "unfinished", or
               "unknown" for console text that cannot say;
     `restarts` how often the run went on from a checkpoint;
-    `note`    what could not be read or was left out; "" if nothing;
-    `origin`  the `# source:` header of console text.
+    `note`    what could not be read or was left out; "" if nothing.
 
     A run without any epoch gives one row whose epoch is missing. Raises RunError if nothing can be read.
     """
-    return _frame([_parse(path, label)])
+    return _frame([_parse(path)])
 
 
 def read_runs(paths: str | os.PathLike | Iterable | Mapping) -> pd.DataFrame:
@@ -98,7 +97,7 @@ def _make_labels_unique(infos: list[dict]) -> None:
                 info["label"] = form.format(folder=folder, label=label, number=number[label])
 
 
-def _parse(path, label) -> tuple[dict, list[dict]]:
+def _parse(path, label=None) -> tuple[dict, list[dict]]:
     """One log as (the fields of the whole run, one dict an epoch)."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
@@ -199,8 +198,7 @@ def _read_json(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     if not end:
         notes.append("no end record")
         return info, rows
-    info |= {"status": end["status"], "total_seconds": end.get("seconds"), "error": end.get("error"),
-             "peak_memory_bytes": end.get("peak_memory_bytes")}
+    info |= {"status": end["status"], "total_seconds": end.get("seconds"), "error": end.get("error")}
     if info["error"]:
         notes.append(" ".join(info["error"].split())[:200])
     return info, rows

@@ -31,7 +31,7 @@ def epoch_record(epoch, **fields):
 
 
 def end_record(**fields):
-    return dict(kind="end", run_id="a1", status="completed", seconds=40.5, peak_memory_bytes=512) | fields
+    return dict(kind="end", run_id="a1", status="completed", seconds=40.5) | fields
 
 
 def whole_log(**fields):
@@ -80,8 +80,8 @@ def test_a_whole_log_is_read_whole(read):
         assert {name: df[name][i] for name in epoch_record(i) if name in df and name != "run_id"} == {
             name: value for name, value in epoch_record(i).items() if name not in ("kind", "run_id")}
     assert all((df[name] == value).all() for name, value in run_record().items() if name != "kind")
-    of_run = df[["label", "source", "machine", "status", "note", "total_seconds", "peak_memory_bytes"]].iloc[0]
-    assert of_run.tolist() == ["eight", "live", "this machine", "completed", "", 40.5, 512]
+    of_run = df[["label", "source", "machine", "status", "note", "total_seconds"]].iloc[0]
+    assert of_run.tolist() == ["eight", "live", "this machine", "completed", "", 40.5]
 
 
 @pytest.mark.promise("whole logs")
@@ -211,7 +211,7 @@ def test_a_cut_number_is_no_number(read, end, column):
 @pytest.mark.parametrize(("epochs", "status", "note"), [(2, "completed", ""), (5, "unfinished", "2 of 5 epochs")])
 def test_console_text_is_complete_only_against_its_header(read, epochs, status, note):
     df = read(f"# source: a book\n# epochs: {epochs}\n# cores: many\n{line(0)}\n{line(1)}\n", "a.txt")
-    assert df.loc[0, ["origin", "status", "note"]].tolist() == ["a book", status, note] and df["cores"].isna().all()
+    assert df.loc[0, ["status", "note"]].tolist() == [status, note] and df["cores"].isna().all()
 
 
 # ---------------------------------------------------------------- many logs
