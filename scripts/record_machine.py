@@ -26,7 +26,7 @@ from course.lesson import ROOT, some
 
 RECORDED = Path("results/recorded")
 LIMIT = 1800  # seconds, for one command
-TRAINING = "--epochs 6 --samples 6144 --test-samples 2000"  # lesson 07's; tests/test_record.py compares
+TRAINING = "--epochs 6 --samples 6144 --test-samples 2000"  # those of lesson 07
 QUICK = "--epochs 2 --samples 640 --test-samples 200"
 
 

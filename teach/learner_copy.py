@@ -40,8 +40,8 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", ".ci", ".github",
             ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
-# Packed as they stand: the checks, with their solutions and mistakes.
-PACKED = re.compile(r"lessons/l\d\d[a-z]?_\w+/(check|capstone|my_ddp|minimal_gpt_ddp)\.py")
+# Packed as they stand: the checks and their solutions.
+PACKED = re.compile(r"lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp|minimal_gpt_ddp)\.py")
 FIXED = re.compile(r"(?<=^ANSWERS = )\{[^}]+\}$", re.M)  # each of one word, and kept as a hash
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 

@@ -7,6 +7,7 @@ by that launcher. Lesson 12 starts all of them by torchrun.
 import json
 import os
 import re
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +27,17 @@ each_entry = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE)
 
 
 @pytest.fixture(scope="module")
-def outcomes(request, tmp_path_factory, forked_python):
-    """{name: what `gallery.py check` found} of the pairs whose tests were chosen, all run at once. The launchers are
-    forked, too."""
+def outcomes(request, tmp_path_factory):
+    """{name: what `gallery.py check` found} of the pairs whose tests were chosen, all run at once."""
     wanted = {item.callspec.params["entry"].name for item in request.session.items
               if item.module is request.module and "outcomes" in item.fixturenames and hasattr(item, "callspec")}
     file = tmp_path_factory.mktemp("gallery") / "found.json"
-    command = [forked_python, "scripts/broken/gallery.py", "check", "--fork", "--out", str(file), *sorted(wanted)]
+    command = [sys.executable, "scripts/broken/gallery.py", "check", "--fork", "--out", str(file), *sorted(wanted)]
     status = processes.run(command, 280, f"test_broken {os.getpid()}", runner.environment(), cwd=runner.ROOT)
     assert status is not None, "not all pairs ended within 280 s"
     return {outcome["name"]: outcome for outcome in json.loads(file.read_text())}
 
 
-@pytest.mark.promise("gallery")
 @pytest.mark.timeout(300)
 @each_entry
 def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):

@@ -26,7 +26,6 @@ NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-job", "10-line"}
 # They are judged by what they do, not by what they return.
 NOTHING_TO_REMEMBER = {"02-step", "11-never_half"}
 ON_RANKS = {name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks)}
-pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 
 
 def each_of(names):

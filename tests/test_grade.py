@@ -445,7 +445,6 @@ LOOKS = """    import glob, os, time
 """
 
 
-@pytest.mark.promise("shield")
 @needs_shield
 @pytest.mark.timeout(400)
 def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch):
@@ -477,7 +476,6 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch
     assert not (ROOT / "course/hacked.py").exists()
 
 
-@pytest.mark.promise("shield")
 @needs_shield
 def test_what_can_be_seen_and_written_in_a_room(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")

@@ -62,13 +62,13 @@ def test_its_notebooks_are_the_lessons_without_outputs_and_calls_for_solutions(c
 def test_no_file_shows_a_solution(copy):
     texts = {name: (copy / name).read_text(encoding="utf-8", errors="replace") for name in files(copy)
              if not name.startswith("results/")}
-    for path in ROOT.glob("lessons/l*/check.py"):
+    for path in [*ROOT.glob("lessons/l*/check.py"), *ROOT.glob("lessons/l*/solution.py")]:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         solutions = {node.value.id for node in ast.walk(tree)
                      if isinstance(node, ast.keyword) and node.arg == "solution" and isinstance(node.value, ast.Name)}
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name in solutions:
+            if isinstance(node, ast.FunctionDef) and (node.name in solutions or path.stem == "solution"):
                 body = "\n".join(ast.get_source_segment(source, line) for line in node.body)
                 assert not [name for name, text in texts.items() if body in text], (path, node.name)
     assert (ROOT / "scripts/minimal_ddp.py").read_text().split('"""')[2][:400] not in "".join(texts.values())
@@ -77,7 +77,7 @@ def test_no_file_shows_a_solution(copy):
 def test_nothing_in_it_imports_or_links_to_a_file_that_it_lacks(copy):
     ours, theirs = test_arrows.our_modules(ROOT), test_arrows.our_modules(copy)
     for name in theirs:  # a packed module imports what its source imports
-        for line, module, _ in test_arrows.imports(name, ours[name], ours):
+        for line, module in test_arrows.imports(name, ours[name], ours):
             assert module not in ours or module in theirs, f"{ours[name]}:{line} imports {module}"
     texts = readable(copy)
     rooms = "scripts|tests|teach|course|notebooks|site|results/recorded"

@@ -84,7 +84,6 @@ def test_a_whole_log_is_read_whole(read):
     assert of_run.tolist() == ["eight", "live", "this machine", "completed", "", 40.5]
 
 
-@pytest.mark.promise("whole logs")
 def test_a_log_without_end_is_unfinished(read):
     df = read(as_text(whole_log()[:3]))
     assert set(df["status"]) == {"unfinished"} and df["note"].iloc[0] == "no end record; 2 of 3 epochs"
@@ -135,7 +134,6 @@ def test_a_restart_may_change_the_world_size(read, size, note):
     assert df["note"].iloc[0] == f"went on from a checkpoint 1 time{note}"
 
 
-@pytest.mark.promise("whole logs")
 def test_a_run_that_went_on_after_its_end_needs_another_end(read):
     log = whole_log()
     log[2:2] = [end_record(status="resumable"), RESTART]
@@ -207,7 +205,6 @@ def test_a_cut_number_is_no_number(read, end, column):
     assert set(df["status"]) == {"unfinished"} and df["note"].iloc[0] == "last line cut off"
 
 
-@pytest.mark.promise("whole logs")
 @pytest.mark.parametrize(("epochs", "status", "note"), [(2, "completed", ""), (5, "unfinished", "2 of 5 epochs")])
 def test_console_text_is_complete_only_against_its_header(read, epochs, status, note):
     df = read(f"# source: a book\n# epochs: {epochs}\n# cores: many\n{line(0)}\n{line(1)}\n", "a.txt")

@@ -163,7 +163,7 @@ def test_a_question_by_show_of_hands_hides_its_answer_until_the_next_slide(tmp_p
 
 
 def test_a_wrong_number_is_one_line():
-    done = runner.torchrun(0, "--slides", "99", script="site/build_site.py", PYTHONPATH=str(runner.ROOT))
+    done = runner.run(0, "--slides", "99", script="site/build_site.py", PYTHONPATH=str(runner.ROOT))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "scripts/site: error: --slides: no lesson 99; there are 00, 01" in done.stderr
 
@@ -186,7 +186,6 @@ def opened(open_page):
     return open_slides
 
 
-@pytest.mark.promise("offline pages")
 @pytest.mark.browser
 @pytest.mark.parametrize("name", NAMES)
 def test_slides_ask_nobody_and_show_pictures_with_words(name, opened):

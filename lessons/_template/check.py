@@ -3,10 +3,7 @@
 import statistics
 
 from course.exercise import Case, drawn, exercise
-
-
-def my_mean(sums, counts):
-    return sum(sums) / sum(counts)
+from lessons._template.solution import my_mean
 
 
 def mean_of_means(sums, counts):

@@ -1,7 +1,6 @@
 """Processes and ranks, on 3 ranks: what notebook 03 says of each way to start and to meet is a fact here."""
 
 import subprocess
-import sys
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -29,10 +28,10 @@ def every_pair(count):
 # ------------------------------------------------------------------------------------------------ who is who
 
 
-def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(forked_python, tmp_path):
+def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_path):
     together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{free_port()}"]
-    nodes = [subprocess.Popen(runner.command(count, *together, SCRIPT, "--out", tmp_path, python=forked_python),
-                              cwd=runner.ROOT, env=runner.environment(PYTHON_EXEC=forked_python)) for count in (2, 3)]
+    nodes = [subprocess.Popen(runner.command(count, *together, SCRIPT, "--out", tmp_path),
+                              cwd=runner.ROOT, env=runner.environment()) for count in (2, 3)]
     assert [node.wait(runner.LIMIT) for node in nodes] == [0, 0]
     ranks = ranks_meet.read(tmp_path)
     assert [rank["rank"] for rank in ranks] == list(range(5)) and {rank["world_size"] for rank in ranks} == {5}
@@ -42,11 +41,9 @@ def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(forked
     assert all(rank["variables"]["GROUP_WORLD_SIZE"] == "2" for rank in ranks)
 
 
-def test_with_torchrun_each_process_knows_its_place_and_torchrun_listens(forked_python, tmp_path):
-    # torchrun alone is forked: its ranks look at the sockets of their parent
-    command = runner.command(2, SCRIPT, "--meet", "env://", "--out", tmp_path, python=forked_python)
-    subprocess.run(command, cwd=runner.ROOT, env=runner.environment(PYTHON_EXEC=sys.executable), timeout=runner.LIMIT,
-                   check=True)
+def test_with_torchrun_each_process_knows_its_place_and_torchrun_listens(tmp_path):
+    command = runner.command(2, SCRIPT, "--meet", "env://", "--out", tmp_path)
+    subprocess.run(command, cwd=runner.ROOT, env=runner.environment(), timeout=runner.LIMIT, check=True)
     ranks = ranks_meet.read(tmp_path)
     places = [{name: rank[name] for name in ("rank", "local_rank", "group_rank")} for rank in ranks]
     assert places == check.placements(1, 2)

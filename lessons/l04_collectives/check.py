@@ -12,6 +12,7 @@ import torch.distributed as dist
 from course.exercise import Case, Sealed, Wrong, drawn_one, exercise
 from course.on_ranks import exercise_on_ranks, patched
 from lessons.l04_collectives import messages
+from lessons.l04_collectives.solution import my_all_reduce, my_broadcast, my_ring
 
 # ------------------------------------------------------------------------------------------ collectives from messages
 
@@ -100,18 +101,6 @@ def described(of_ranks):
 
 
 # Exercise 1: broadcast
-def my_broadcast(tensor, src):
-    ranks = dist.get_world_size()
-    place = (dist.get_rank() - src) % ranks  # counted from src
-    have = 1  # how many places have the tensor: twice as many after each round
-    while have < ranks:
-        if place < have and place + have < ranks:
-            dist.send(tensor, (place + have + src) % ranks)
-        elif have <= place < 2 * have:
-            dist.recv(tensor, (place - have + src) % ranks)
-        have *= 2
-
-
 def to_one_alone(tensor, src):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if rank == src:
@@ -208,20 +197,6 @@ def broadcasted(ranks):
 
 
 # Exercise 2: all_reduce
-def my_all_reduce(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        part = torch.empty_like(tensor)
-        for other in range(1, ranks):
-            dist.recv(part, other)
-            tensor += part
-        for other in range(1, ranks):
-            dist.send(tensor, other)
-    else:
-        dist.send(tensor, 0)
-        dist.recv(tensor, 0)
-
-
 def not_in_place(tensor):
     my_all_reduce(tensor.clone())
 
@@ -318,21 +293,6 @@ def all_reduced(ranks):
 
 
 # Exercise 3: the same as a ring
-def my_ring(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(ranks)
-    for step in range(2 * (ranks - 1)):
-        outgoing, incoming = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
-        arriving = torch.empty_like(incoming)
-        for transfer in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks),
-                                                dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)]):
-            transfer.wait()
-        if step < ranks - 1:
-            incoming += arriving
-        else:
-            incoming.copy_(arriving)
-
-
 def ring_with(tensor, halves=2, on=1, adds=(True, False), send=to_the_right):
     """The ring with one thing changed: how many halves, how far it moves on, whether each half adds what arrives, and
     how chunks are sent."""

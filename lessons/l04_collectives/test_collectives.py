@@ -72,7 +72,6 @@ def file_of(function, name, folder):
     return path
 
 
-@pytest.mark.usefixtures("ranks_find_all_modules_imported")
 @pytest.mark.parametrize(("asked", "remarks"), [
     (check.broadcasted, {star: "form a star: 4 messages in 4 rounds",
                          both_ways: "form a tree: 4 messages in 3 rounds"}),

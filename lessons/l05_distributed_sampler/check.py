@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks, some_ranks
+from lessons.l05_distributed_sampler.solution import Stream, WholeStream
 
 
 # Exercise 1: the shard of a rank
@@ -86,22 +87,6 @@ def shard(answer):
 
 
 # Exercise 2: a stream, read by ranks and their loader workers
-class WholeStream(IterableDataset):
-    def __init__(self, source):  # runs in the rank
-        self.source = source
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-
-    def __iter__(self):  # runs in each loader worker, or in the rank if it has none
-        return iter(self.source)
-
-
-class Stream(WholeStream):
-    def __iter__(self):
-        worker = get_worker_info()  # None where the rank itself reads
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        return islice(self.source, self.rank * workers + number, None, self.world_size * workers)
-
-
 class EquallyMany(Stream):
     def __iter__(self):
         worker = get_worker_info()

@@ -92,7 +92,6 @@ def written(tmp_path, cls):
     return str(path)
 
 
-@pytest.mark.usefixtures("ranks_find_all_modules_imported")
 def test_what_the_learner_wrote_trains_once_it_is_right(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(check, "MINE", tmp_path / "mine.py")
     step = check.mean_gradients
@@ -137,7 +136,6 @@ class MyDDP(Overlapped):
 """
 
 
-@pytest.mark.usefixtures("ranks_find_all_modules_imported")
 def test_a_bucket_may_be_reduced_and_gathered(tmp_path, monkeypatch):
     monkeypatch.setattr(check.overlapped, "ranks", lambda: RANKS)
     (tmp_path / "other.py").write_text(OTHER_WAY)

@@ -8,7 +8,6 @@ import pytest
 from lessons.l06b_ddp_traps import capstone
 from tests import runner
 
-pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 ONE, MANY = (runner.ROOT.joinpath(f"scripts/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
 GROUP = 'dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=5))'
 GPU = "torch.accelerator.set_device_index(local_rank)"

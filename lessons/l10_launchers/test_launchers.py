@@ -44,9 +44,9 @@ def hello(tmp_path, *command):
 
 
 @pytest.mark.parametrize(("launcher", "ranks"), [("torchrun", 3), ("torch.distributed.launch", 2), ("mp.spawn", 2)])
-def test_what_each_launcher_tells_its_ranks(launcher, ranks, forked_python, tmp_path):
-    command = {"torchrun": torchrun(ranks, HELLO), "mp.spawn": [forked_python, HELLO, "--spawn", ranks],
-               "torch.distributed.launch": [forked_python, *LAUNCH[1:], f"--nproc_per_node={ranks}", HELLO]}[launcher]
+def test_what_each_launcher_tells_its_ranks(launcher, ranks, tmp_path):
+    command = {"torchrun": torchrun(ranks, HELLO), "mp.spawn": [sys.executable, HELLO, "--spawn", ranks],
+               "torch.distributed.launch": [*LAUNCH, f"--nproc_per_node={ranks}", HELLO]}[launcher]
     processes = hello(tmp_path, *command)
     assert [process["rank"] for process in processes] == list(range(ranks))
     for rank, process in enumerate(processes):
@@ -68,8 +68,8 @@ def test_what_each_launcher_tells_its_ranks(launcher, ranks, forked_python, tmp_
 # ------------------------------------------------------------------------------------------------ restarts
 
 
-def test_a_rank_that_fails_once_restarts_all(forked_python, tmp_path):
-    processes = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1, python=forked_python))
+def test_a_rank_that_fails_once_restarts_all(tmp_path):
+    processes = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1))
     assert [(process["attempt"], process["rank"]) for process in processes] == list(product((0, 1), range(3)))
     ends = [process["end"].split(" ", 2)[2] for process in processes]
     assert ends == ["gets SIGTERM", "fails", "gets SIGTERM", *3 * ["is done"]]
@@ -87,10 +87,10 @@ def second_node(*options, rendezvous="static"):
     return torchrun(1, "--nnodes=2", *where[rendezvous], *options, NEW)
 
 
-def test_a_port_in_use_is_named(forked_python):
+def test_a_port_in_use_is_named():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        found, status = ask(*torchrun(2, f"--master-port={port}", NEW, python=forked_python))
+        found, status = ask(*torchrun(2, f"--master-port={port}", NEW))
     assert status == 0 and f"port {port} of this node is in use" in found["why"], found
     assert "another --master-port" in found["why"]
 
@@ -105,11 +105,10 @@ def test_a_port_in_use_is_named(forked_python):
     ([sys.executable, "lessons/l10_launchers/spawn_mnist.py", "--port", "-1"],
      "spawn_mnist.py says: --port -1 is no port"),
 ], ids=lambda value: value if isinstance(value, str) else "")
-def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
+def test_the_cause_is_named_in_one_line(command, why, tmp_path):
     no_guard = tmp_path / "no_guard.py"
     no_guard.write_text("import torch.multiprocessing as mp\ndef hello(rank): pass\nmp.spawn(hello)\n")
-    command = [{no_guard.name: no_guard, sys.executable: forked_python}.get(word, word) for word in command]
-    found, status = ask(*command, PYTHON_EXEC=forked_python)
+    found, status = ask(*(no_guard if word == no_guard.name else word for word in command))
     assert status == 0 and found["why"].startswith(why), found
     assert found["it said"] and int(found["status"].split()[0]) not in (0, 124)
 
@@ -118,11 +117,11 @@ def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
     ("os.kill(os.getpid(), signal.SIGKILL)", "a rank was killed (SIGKILL)"),
     ("sys.exit(7)", "rank 1 ended with exit status 7"),
 ])
-def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, forked_python, tmp_path):
+def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text("import os, signal, sys, time\n"
                       f"if os.environ['RANK'] == '1':\n    time.sleep(1)\n    {rank_1}\ntime.sleep(600)\n")
-    found, status = ask(*torchrun(2, script, python=forked_python))
+    found, status = ask(*torchrun(2, script))
     assert status == 0 and found["why"].startswith(why), found
 
 

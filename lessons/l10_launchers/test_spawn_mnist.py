@@ -34,7 +34,7 @@ def mnist():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, forked_python):
+def trained(tmp_path_factory):
     """{way to start: (weights, console)} with 96 images a step over all ranks, 3 and 2 of them."""
     folder, results = tmp_path_factory.mktemp("weights"), {}
     for way, script, options in (
@@ -43,7 +43,7 @@ def trained(tmp_path_factory, forked_python):
             ("torch.distributed.launch", "-m", ["torch.distributed.launch", "--nproc_per_node=2", "main.py", *MAIN,
                                                 "--batch-size", 48])):
         file = folder / f"{way}.pt"
-        done = runner.torchrun(0, *options, "--save-model", file, script=script, PYTHON_EXEC=forked_python)
+        done = runner.run(0, *options, "--save-model", file, script=script)
         assert done.returncode == 0, f"{way}: {done.stderr}"
         results[way] = torch.load(file, weights_only=True, map_location="cpu"), done.stdout
     return results
@@ -59,7 +59,6 @@ def test_each_launcher_trains_the_same_model(trained):
         assert (spawned[name] - value).abs().max() < 1e-5, name
 
 
-@pytest.mark.promise("each image once")
 def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(trained, mnist, tmp_path):
     weights, console = trained["mp.spawn"]
     model = models.ConvNet(channels=1, image_size=28)

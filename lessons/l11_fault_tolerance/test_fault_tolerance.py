@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from course import rendezvous, runs
+from course import interrupted, rendezvous, runs
 from course.hosts import Cluster
 from lessons.l11_fault_tolerance import check, kill_rank, lose_node, show
 from tests import runner
@@ -31,8 +31,8 @@ def script(file, *arguments, seconds=runner.LIMIT, **env):
                           env=runner.environment(OMP_NUM_THREADS="1", **env), capture_output=True, timeout=seconds)
 
 
-def torchrun(ranks, *arguments, restarts=0, python=sys.executable):
-    return runner.command(ranks, *arguments, torchrun=[f"--max-restarts={restarts}"], python=python)
+def torchrun(ranks, *arguments, restarts=0):
+    return runner.command(ranks, *arguments, torchrun=[f"--max-restarts={restarts}"])
 
 
 def records(log):
@@ -53,13 +53,12 @@ def processes_of(folder):
 # --------------------------------------------------------------------------------------------------------- kill_rank.py
 
 
-def test_killed_ranks_are_started_again_and_a_kill_that_comes_too_late_is_said(forked_python, tmp_path):
+def test_killed_ranks_are_started_again_and_a_kill_that_comes_too_late_is_said(tmp_path):
     log, kills = tmp_path / "run.jsonl", [(1, 1.0), (0, 2.3)]
     done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in [*kills, (1, 20)]),
                   "--out", tmp_path / "kills.json", "--",
                   *torchrun(2, "main.py", *JOB, "--epochs", 9, "--checkpoint", tmp_path / "kept",
-                            "--checkpoint-every", 5, "--log-file", log, restarts=len(kills), python=forked_python),
-                  PYTHON_EXEC=forked_python)
+                            "--checkpoint-every", 5, "--log-file", log, restarts=len(kills)))
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == "kill_rank.py: the run was over before rank 1 at epoch 20\n"
     noted, table = json.loads((tmp_path / "kills.json").read_text()), runs.read_run(log)
@@ -75,12 +74,12 @@ def test_killed_ranks_are_started_again_and_a_kill_that_comes_too_late_is_said(f
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.weekly), 1])
-def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, forked_python, tmp_path):
+def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
     """Each node's torchrun counts its restarts for itself, and not all of them: the ranks name none of it."""
     log, port = tmp_path / "run.jsonl", rendezvous.free_port()
     two = ["--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=127.0.0.1:{port}"]
     job = [*JOB, "--epochs", 9, "--timeout", 100, "--checkpoint", tmp_path / "kept", "--log-file", log]
-    nodes = [subprocess.Popen(runner.command(1, "main.py", *job, torchrun=two, python=forked_python), cwd=runner.ROOT,
+    nodes = [subprocess.Popen(runner.command(1, "main.py", *job, torchrun=two), cwd=runner.ROOT,
                               env=runner.environment(OMP_NUM_THREADS="1"), text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT) for _ in range(2)]
     runner.wait_for(lambda: log.exists() and log.read_text().count('"kind": "epoch"') > 1, "two epochs")
@@ -96,10 +95,9 @@ def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, forked_pytho
     assert restart["time"] - killed < 100, "a rank waited its whole --timeout for one that could not find it"
 
 
-def test_a_rank_that_is_not_there_is_said(forked_python, tmp_path):
+def test_a_rank_that_is_not_there_is_said(tmp_path):
     done = script(KILL, "--kill=5@1", "--", *torchrun(2, "main.py", *JOB, "--epochs", 1000, "--log-file",
-                                                      tmp_path / "run.jsonl", python=forked_python),
-                  PYTHON_EXEC=forked_python)
+                                                      tmp_path / "run.jsonl"))
     assert done.returncode not in (0, 2)
     assert done.stderr == "kill_rank.py: there is no rank 5 to kill: the run has 2\n"
     assert processes_of(tmp_path) == []
@@ -225,13 +223,12 @@ def must_stop(signalled, step):
     assert any("a rank took part in 80 messages" in case.message for case in cases)
 
 
-def test_a_signal_to_one_rank_stops_all_after_one_step_by_the_learner_s_function(forked_python, tmp_path):
+def test_a_signal_to_one_rank_stops_all_after_one_step_by_the_learner_s_function(tmp_path):
     file, log = tmp_path / "mine.py", tmp_path / "run.jsonl"
     file.write_text(EACH_FIFTH)
     done = script(KILL, "--signal", "USR1", "--again", "--kill=1@1.5", "--out", tmp_path / "stop.json", "--",
                   *torchrun(2, STOP, file, *JOB, "--epochs", 5,
-                            "--checkpoint", tmp_path / "kept", "--log-file", log, python=forked_python),
-                  PYTHON_EXEC=forked_python)
+                            "--checkpoint", tmp_path / "kept", "--log-file", log))
     assert done.returncode == 0 and "must_stop is yours" in done.stdout, done.stdout + done.stderr
     again, seconds = show.stopped(records(log), json.loads((tmp_path / "stop.json").read_text()), STEPS)
     assert again == 0 and 0 < seconds < 60
@@ -258,17 +255,17 @@ KILL_NOTE = {"kills": [{"time": 100.0}], "said": ["a line", "rank(s) 0 waited in
 
 
 def test_the_cost_of_a_kill_is_made_of_what_the_log_notes():
-    again, parts = show.kill_cost(LOG, KILL_NOTE, steps=50)
+    again, parts = interrupted.kill_cost(LOG, KILL_NOTE, steps=50)
     assert again == 25 and list(parts.values()) == [0.5, 6.5, 25 * 10 / 50]
     log = [record for record in LOG if record.get("status") != "failed"]  # rank 0, which writes the log, was killed
-    again, parts = show.kill_cost(log, KILL_NOTE | {"said": []}, steps=50)
+    again, parts = interrupted.kill_cost(log, KILL_NOTE | {"said": []}, steps=50)
     assert again is None and parts == {"noticed, ended, and started again": 7.0}
 
 
 def test_a_write_is_timed_in_epochs_that_were_begun_once():
-    assert show.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
+    assert interrupted.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
     log = [{"kind": "epoch", "epoch": 0}, {"kind": "epoch", "epoch": 1, "checkpoint_seconds": 0.5}]
-    assert show.write_seconds(log, steps=32, every=35) == 0.5, "an epoch shorter than the interval may have no write"
+    assert interrupted.write_seconds(log, steps=32, every=35) == 0.5  # an epoch without a write
 
 
 def test_more_nodes_fail_more_often_and_small_shares_are_not_nought():

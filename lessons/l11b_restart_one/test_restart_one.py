@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from course import processes
-from lessons.l11_fault_tolerance.kill_rank import records
-from lessons.l11_fault_tolerance.test_fault_tolerance import KILL_NOTE, LOG
+from course.interrupted import records
 from lessons.l11b_restart_one import restart_nothing, sharded_checkpoint, show
 from tests import runner
 
@@ -118,16 +117,15 @@ def test_two_groups_train_the_model_of_main_py(tmp_path):
 @needs_torchft
 @pytest.mark.timeout(400)
 def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
-    env = runner.environment(PYTHON_EXEC=str(runner.ROOT / "tests/slow_alone.py"))
     done = subprocess.run(runner.command(0, DRIVER, "--kill", "1@30", "--out", tmp_path, "--within", 280, "--", *SMALL,
-                                         "--epochs", 60), cwd=runner.ROOT, capture_output=True, text=True, timeout=350,
-                          env=processes.environment(str(tmp_path), env))
+                                         "--epochs", 300), cwd=runner.ROOT, capture_output=True, text=True, timeout=350,
+                          env=processes.environment(str(tmp_path), runner.environment()))
     assert done.returncode == 0, done.stdout + done.stderr
     noted = json.loads((tmp_path / "moments.json").read_text())
     assert (noted["victim"], noted["apart"], noted["off"], noted["largest"]) == (1, 0, None, None)
     survivor, victim = (records(tmp_path / f"group{group}.jsonl") for group in (0, 1))
     steps = [record for record in survivor if record["kind"] == "step"]
-    assert [record["step"] for record in steps] == list(range(1, 601)), "each step counted once for the survivor"
+    assert [record["step"] for record in steps] == list(range(1, 3001)), "each step counted once for the survivor"
     assert all(record["groups"] == 2 for record in steps if record["time"] < noted["killed"]), "both began together"
     assert sum(record["kind"] == "attempt" for record in survivor) <= 2, "the step under way, and that of the return"
     assert [record["kind"] for record in survivor].count("run") == 1, "nobody started it again"
@@ -148,7 +146,7 @@ def test_a_group_without_a_lighthouse_says_so():
 
 @needs_torchft
 def test_a_kill_that_comes_too_late_is_said(tmp_path):
-    done = runner.torchrun(0, "--kill", "1@1000", "--out", tmp_path, "--", *SMALL, "--epochs", 1, script=DRIVER)
+    done = runner.run(0, "--kill", "1@1000", "--out", tmp_path, "--", *SMALL, "--epochs", 1, script=DRIVER)
     assert done.returncode == 1 and done.stderr.splitlines() == [
         "restart_nothing.py: waited for step 1000 of group0, and the run was over before"]
 
@@ -172,8 +170,11 @@ GROUP_LOG.insert(4, {"kind": "attempt", "step": 4, "groups": 2, "time": 100.2})
 
 
 def test_how_all_were_started_again():
-    log = [LOG[0], LOG[1] | {"time": 98.0}, LOG[3], LOG[4] | {"time": 112.0}]
-    way = show.started_again(log, KILL_NOTE, steps=50)
+    log = [{"kind": "run", "time": 90.0}, {"kind": "epoch", "epoch": 0, "seconds": 10, "time": 98.0},
+           {"kind": "restart", "time": 107.0, "epoch": 1, "step": 10},
+           {"kind": "epoch", "epoch": 1, "seconds": 10, "time": 112.0}]
+    kill = {"kills": [{"time": 100.0}], "said": ["rank(s) 0 waited in epoch 1, step 36, at `loss`"]}
+    way = show.started_again(log, kill, steps=50)
     assert (way["gap"], way["again"], way["unseen"], way["done"], way["speed"]) == (7.0, 25, 0, 85, 8.5)
     assert way["pieces"] == [[(-10.0, 0), (-2.0, 50), (0, 85)], [(7.0, 60), (12.0, 100)]]
 

@@ -12,11 +12,8 @@ from torch import nn
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, patched, some_ranks
 from course.sent import Sent
+from course.sharding import FSDP_IMPORTS
 from lessons.l13_beyond_ddp.pipeline import computed, gpipe, most_kept
-
-# What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from. It
-# cannot be imported any more after shortcuts.defer_compiler().
-FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")
 
 
 # Exercise 1: does it fit
@@ -262,7 +259,7 @@ zero1 = ExerciseOnRanks(
         "reduce_scatter gives it, for half of the bytes.":
             mistake(MyZero, {REDUCE: f"        dist.all_reduce(gradients)\n{OF_ONE_RANK}"}),
     },
-    measurement=Measurement(measure_my_zero, "MyZero", preload=FSDP),
+    measurement=Measurement(measure_my_zero, "MyZero", preload=FSDP_IMPORTS),
     ranks=lambda: (2, some_ranks()),
 )
 
@@ -350,7 +347,7 @@ def measure_my_shards(function, context):
         "last.": mistake(my_shards, {OF_LAYERS: f"{OF_MODEL}{OF_LAYERS}"}),
         "Which call shards a module?": mistake(my_shards, {SHAPE: "weight.shape", OF_LAYERS: "", OF_MODEL: ""}),
     },
-    preload=FSDP,
+    preload=FSDP_IMPORTS,
 )
 def shards(ranks):
     """FSDP2's shards are blocks of rows, all of one height but the last, and empty where the rows have run out: the
@@ -448,7 +445,7 @@ def measure_my_mlp(function, context):
         "One all_reduce is enough: between the two matrices nothing has to be sent.":
             mistake(my_mlp, {ALL_REDUCE: f"{ALL_REDUCE}    dist.all_reduce(torch.zeros(1))\n"}),
     },
-    preload=FSDP,
+    preload=FSDP_IMPORTS,
 )
 def mlp(ranks):
     """Each rank multiplies its own part, and one all_reduce gives all of them the output: this is how tensor

@@ -1,7 +1,7 @@
 """Lesson 13: what the ways of sharing out a model trained and held, and which rank has which piece.
 
 `results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `zero1` that of shard_optimizer.py. Predictions are
-those of memory.py.
+those of course/memory.py.
 """
 
 from statistics import median
@@ -17,6 +17,7 @@ from course.compare import ratio
 from course.plots.style import (
     COLOURS,
     GREY,
+    PARTS,
     ROOM,
     bare,
     colour_of,
@@ -27,14 +28,12 @@ from course.plots.style import (
     write_in,
 )
 from course.plots.timelines import one_below_another
-from lessons.l13_beyond_ddp import memory
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
          "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B", "mine": "pipeline, your order"}
 COLLECTIVES = dict(zip(("all_reduce", "broadcast", "reduce_scatter", "all_gather", "other"),
                        [*(COLOURS[i] for i in (6, 1, 4, 3)), GREY], strict=True))
-PARTS = dict(zip([*memory.PARTS, memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
 
 # ------------------------------------------------------------------------------------------------ tables
 

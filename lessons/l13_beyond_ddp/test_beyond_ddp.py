@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lessons.l13_beyond_ddp import check, memory, pipeline, shard_model, shard_ways, show, tiny_transformer
+from course import memory, sharding, tiny_transformer
+from lessons.l13_beyond_ddp import check, pipeline, shard_model, shard_ways, show
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"
@@ -52,7 +53,6 @@ def pipelines(runs):
     return runs[3]
 
 
-@pytest.mark.promise("one model")
 def test_each_way_trains_the_model_of_one_process(results):
     for way, result in results["ways"].items():
         assert result["weights_off"] < 1e-5 and result["loss_off"] < 1e-5, way
@@ -140,11 +140,10 @@ def test_ranks_that_a_way_cannot_have_are_refused(way, ranks, nodes, message, tm
                           SimpleNamespace(world_size=ranks, nodes=nodes))
 
 
-@pytest.mark.promise("bounded waits")
 def test_a_wait_without_end_is_ended_and_says_where(monkeypatch):
     ended = queue.SimpleQueue()
-    monkeypatch.setattr(shard_model, "give_up", ended.put)
-    dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
+    monkeypatch.setattr(sharding, "give_up", ended.put)
+    dog = sharding.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
     for step in range(4):  # longer than the limit in all, but alive
         dog.beat(f"fsdp_tp, step {step}")
         time.sleep(0.4)
@@ -197,7 +196,6 @@ def zero1(tmp_path_factory):
     return json.loads((folder / "x.json").read_text())
 
 
-@pytest.mark.promise("one model")
 def test_my_zero_trains_the_model_of_one_process_with_a_share_of_the_state(zero1):
     ways, ranks = zero1["ways"], zero1["world_size"]
     assert all(of_way["weights_off"] < 1e-5 and len(of_way["ms"]) == 3 for of_way in ways.values())
@@ -248,7 +246,6 @@ def test_what_an_optimizer_keeps_is_found_wherever_it_is():
 # ------------------------------------------------------------------------------------------------ the programs
 
 
-@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("program", "arguments", "message"), [
     ("shard_model", [], "torchrun --nproc_per_node=2"),
     ("shard_optimizer", ["--optimizer", check.zero1.ours], "2 to 4 ranks"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lessons.l13_beyond_ddp import memory as model
+from course import memory as model
 
 
 def gigabytes(*arguments):

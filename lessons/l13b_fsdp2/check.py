@@ -5,11 +5,11 @@ from unittest import mock
 import torch
 from torch import nn
 
+from course import memory
+from course import tiny_transformer as tiny
 from course.exercise import Case, Wrong, drawn_one, generator_seed, mistake
 from course.on_ranks import ExerciseOnRanks, Measurement, some_ranks
-from lessons.l13_beyond_ddp import memory
-from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.check import FSDP
+from course.sharding import FSDP_IMPORTS
 from lessons.l13b_fsdp2.fit import kept_by
 
 OFF = 0.25  # of what is needed, a prediction may be off by
@@ -147,6 +147,6 @@ fit = ExerciseOnRanks(
         "`kept` is in 32 bits. Activations in 16 take half of it.":
             mistake(my_fsdp, {"kept, again)": "kept, again, 32)"}),
     },
-    measurement=Measurement(measure_my_fsdp, "my_fsdp", preload=FSDP),
+    measurement=Measurement(measure_my_fsdp, "my_fsdp", preload=FSDP_IMPORTS),
     ranks=lambda: (2, some_ranks()),
 )

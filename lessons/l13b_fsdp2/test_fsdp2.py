@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from course import memory, tiny_transformer
 from course.compare import NOT_SHOWN
-from lessons.l13_beyond_ddp import memory, tiny_transformer
 from lessons.l13b_fsdp2 import check, fit, show
 from tests import runner
 
@@ -173,7 +173,6 @@ def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
     assert refused == [] and "disable" in [*results][-1]["error"]
 
 
-@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("program", "arguments", "message"), [
     ("compiled_graphs", [], "2 ranks or more"), ("fit", ["--choice", check.fit.ours, "--limit", "1e6"], "2 to 4 ranks"),
     ("shard_in_use", ["--save", "dcp"], "for 4 ranks"), ("shard_in_use", ["--load", "nowhere"], "2 ranks or more"),

@@ -1,22 +1,21 @@
-"""Exercises of lesson 14: Amdahl's bound, a fair comparison, a communication hook, losses that are seldom read; and
-our example of a change."""
+"""Exercises of lesson 14: Amdahl's bound, a fair comparison, a communication hook, and losses that are seldom read."""
 
 import copy
 import math
 import statistics
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import conv2d, cross_entropy
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks, patched
+from lessons.l14_make_it_faster.solution import my_hook
 
 
 # Exercise 1: Amdahl's bound
@@ -172,16 +171,6 @@ def fair(answer):
                    f"training {machine.gain:g} times as fast.", rel_tol=0.08)
 
 
-# Exercise 3, which has no check: compare_changes.py measures it
-def my_change(training):
-    """How much does the step gain if each convolution has 3 x 3 weights in place of 5 x 5?"""
-    def smaller(conv, x):
-        return conv2d(x[..., 1:-1, 1:-1], conv.weight[..., 1:-1, 1:-1], conv.bias)
-
-    for conv in (training.model.conv1, training.model.conv2):
-        conv.forward = partial(smaller, conv)
-
-
 # For the exercises on ranks: a small model, and batches of each rank
 def sizes():
     """(batches, images of each, batches for each loss that is logged, values of an image)"""
@@ -202,12 +191,6 @@ def small_batches(context):
 
 
 # Exercise 4: gradients in 16 bits
-def my_hook(state, bucket):
-    short = bucket.buffer().div(dist.get_world_size()).to(torch.bfloat16)
-    sending = dist.all_reduce(short, async_op=True)
-    return sending.get_future().then(lambda _: short.to(torch.float32))
-
-
 SENDING, FUTURE = "dist.all_reduce(short, async_op=True)", "sending.get_future()"
 THEN = ".then(lambda _: short.to(torch.float32))"
 

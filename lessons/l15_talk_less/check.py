@@ -5,10 +5,11 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from course.exercise import Case, drawn_one, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks
+from lessons.l15_talk_less.solution import my_outer_step
 
 
 # For the exercises on ranks: a model after local training
@@ -40,16 +41,7 @@ def all_equal(lists):
     return all(torch.allclose(torch.tensor(values), first, rtol=1e-4, atol=1e-6) for values in lists)
 
 
-# Exercise 1: the outer step, with which talk_ways.py trains where a learner wrote none
-@torch.no_grad()
-def my_outer_step(model, agreed, outer):
-    agreed.grad = agreed - parameters_to_vector(model.parameters())
-    dist.all_reduce(agreed.grad)
-    agreed.grad /= dist.get_world_size()
-    outer.step()
-    vector_to_parameters(agreed.clone(), model.parameters())
-
-
+# Exercise 1: the outer step
 MINE, ALL_REDUCE, DIVIDE, GIVE = "parameters_to_vector(model.parameters())", *(f"    {line}\n" for line in (
     "dist.all_reduce(agreed.grad)", "agreed.grad /= dist.get_world_size()",
     "vector_to_parameters(agreed.clone(), model.parameters())"))

@@ -61,7 +61,7 @@ def measure(train, context):
 
 
 @pytest.fixture(scope="module")
-def on_ranks(ranks_find_all_modules_imported):
+def on_ranks():
     """{way: {batches: [ranks, values], the weights that each rank has after so many}}."""
     [ranks] = Measurement(measure, "trained").run([(trained, RANKS)])
     return {way: dict(zip((BATCHES, ROUGH), torch.tensor([measured[way] for measured in ranks]).unbind(1), strict=True))
@@ -111,7 +111,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.promise("one model")
 @pytest.mark.parametrize("way", EXPECTED)
 def test_each_way_is_the_training_that_it_says(way, on_ranks):
     mine, expected = on_ranks[way][BATCHES], EXPECTED[way]()
@@ -196,7 +195,6 @@ def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
     assert 0 < over < 3 * 2500, "three messages, and the headers of each; whole gradients would be 230,000 bytes more"
 
 
-@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("options", "message"), [
     ([], "one rank has nobody to talk to"), (["--ways", "local:0"], "--ways: invalid way value: 'local:0'"),
     (["--outer", "README.md"], "README.md: Your file cannot be run: SyntaxError")])

@@ -37,7 +37,6 @@ def test_two_ranks_train_what_one_process_trains_and_the_doctor_finds_nothing(op
         name: value.shape for name, value in one[1].items()}
 
 
-@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("program", "options", "words"), [
     ("minimal_gpt", ["--text", FOLDER], "is no regular file"), ("minimal_gpt", ["--save", FOLDER], "is a folder"),
     ("minimal_gpt", ["--width", 6], "not a multiple of 4"),
@@ -48,7 +47,6 @@ def test_what_cannot_be_is_refused_in_one_line(program, options, words):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
 
 
-@pytest.mark.usefixtures("ranks_find_all_modules_imported")
 def test_to_send_each_micro_batch_is_right_and_remarked():
     outcome, text = check.ddp.verdict(check.mistake({check.SYNC: "if True"}))
     assert outcome == "right" and "sent 3 times an update, and once would do" in text, text

@@ -175,8 +175,8 @@ ways = {"synchronise_each": "without `no_sync`", "first_try": "around backward o
         "never": "around everything", "around_ddp": "`ddp.module(images)`, without `no_sync`",
         "synchronise_last": "in the right place"}
 lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_reduces"],
-               "gradient: between the ranks": show.small(answers["no_sync"][way]["between_ranks"]),
-               "from one process": show.small(answers["no_sync"][way]["from_one_process"])}
+               "gradient: between the ranks": lesson.small(answers["no_sync"][way]["between_ranks"]),
+               "from one process": lesson.small(answers["no_sync"][way]["from_one_process"])}
               for way, text in ways.items()])
 
 # %% [markdown]
@@ -235,7 +235,7 @@ lesson.table([{"`find_unused_parameters`": f"`{option}`",
 # give it other data. Then autograd makes a new accumulator, without a hook. One batch, forward and backward:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
+lesson.table([{"model": f"`{model}`", "gradients, between the ranks": lesson.small(difference)}
               for model, difference in answers["order"].items()])
 
 # %% [markdown]

@@ -40,8 +40,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from lessons.l13_beyond_ddp import check, memory, pipeline, shard_ways, show
-from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
+from course import memory
+from course.tiny_transformer import SHAPE
+from lessons.l13_beyond_ddp import check, pipeline, shard_ways, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run

@@ -45,9 +45,9 @@ from pathlib import Path
 
 import torch
 
+from course import memory
 from course.compare import ratio
 from lessons.l06_ddp import check as lesson_06
-from lessons.l13_beyond_ddp import memory
 from lessons.l16_language_model import check, minimal_gpt, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]

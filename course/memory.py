@@ -75,7 +75,7 @@ def model_states(parameters, ranks, stage=0, size=MIXED):
 def for_a_moment(parameters, layers, stage, size):
     """Bytes in 16 bits that a device has beside its share while it computes. FSDP (stage 3): the layer in use, the next
     one, which arrives meanwhile, and a layer's gradients. Autocast: a copy of each weight, kept until backward has used
-    it (test_memory.py counts them)."""
+    it (lessons/l13_beyond_ddp/test_memory.py counts them)."""
     if stage == 3:
         return (2 * MIXED.parameter + MIXED.gradient) * parameters / layers
     return MIXED.parameter * parameters if size is AUTOCAST else 0

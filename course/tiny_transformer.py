@@ -1,6 +1,6 @@
 """A transformer small enough for a CPU, text for it, and a count of the bytes that a rank holds.
 
-shard_model.py trains it. It learns this repository's LICENSE by heart. Its vocabulary is 97 characters, a number that
+It learns this repository's LICENSE by heart. Its vocabulary is 97 characters, a number that
 2, 3 and 4 do not divide.
 """
 
@@ -15,9 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from lessons.l13_beyond_ddp import memory
+from course import memory
 
-TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
+TEXT = Path(__file__).resolve().parent.parent / "LICENSE"
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"  # and one for all others
 SHAPE = memory.Transformer(layers=4, hidden=48, heads=12, sequence=32, vocabulary=len(LETTERS) + 1)
 BATCH = 24  # sequences a step, of all ranks together: 2, 3 and 4 ranks can share them
