@@ -146,7 +146,7 @@ def test_a_log_that_contradicts_itself_is_named_and_left_out(change, message, ro
 def test_damage_half_a_run_and_an_impossible_speed_up_are_named(room):
     logs = room / "two-cores"
     text = (logs / "ranks_2.jsonl").read_text()
-    (logs / "ranks_2.jsonl").write_text(text.replace('"epoch": 1', '"epoch": 7', 1))  # its checksum tells
+    (logs / "ranks_2.jsonl").write_text(text.replace('"epoch": 1', '"epoch": ', 1))
     (logs / "ranks_4.jsonl").write_text("\n".join((logs / "ranks_4.jsonl").read_text().splitlines()[:-1]) + "\n")
     _, refused = board.read(room)
     why = {f"{path.parent.name}/{path.name}": reason for path, _, reason in refused}

@@ -168,19 +168,6 @@ def test_text_gives_the_tokens_that_follow():
         assert tiny_transformer.BATCH % ranks == 0 and SHAPE.vocabulary % ranks
 
 
-def test_maps_show_what_the_model_chooses():
-    devices, parameters, links = [1, 8, 512], [1e8, 1e9, 1e10, 1e11], {"fast": 50e9, "slow": 1e9}
-    axes = show.maps(links, devices, parameters, yours=(8, 1e10)).axes
-    names = [None, *show.WAYS]
-    for ax, between in zip(axes, links.values(), strict=True):
-        plans = [memory.choose(size, memory.Cluster(count, between=between))[0]
-                 for size in parameters for count in devices]
-        ways = [show.WAITS if plan and plan.compute < plan.seconds / 2 else plan and plan.way for plan in plans]
-        assert ax.collections[0].get_array().ravel().tolist() == [names.index(way) for way in ways]
-        assert (show.WAITS in ways) == (between == 1e9)
-        assert ax.lines[0].get_xydata().tolist() == [[1.5, 2.5]], "yours, in the middle of its cell"
-
-
 def test_states_stand_beside_the_memory_of_a_device():
     rows = memory.shared_out(7e9, 8)
     (ax,) = show.states(rows, 80e9, "title").axes

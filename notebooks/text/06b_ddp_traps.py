@@ -52,7 +52,7 @@ steps = 10  # updates of each training run
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs, so that everybody sees the same. (On two
-# GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, the table on BatchNorm has a row for PyTorch's own
+# GPUs, as [Kaggle](../site/pages/systems.md) lends them, the table on BatchNorm has a row for PyTorch's own
 # `SyncBatchNorm`, and each rank of the capstone takes a GPU.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
