@@ -8,7 +8,6 @@ one machine can share one environment and one data folder: teach/README.md says 
 Exit status: 0 made, 2 bad input (no unfinished copy is left), 130 stopped by Ctrl-C.
 """
 
-import ast
 import base64
 import re
 import shutil
@@ -22,7 +21,6 @@ from pathlib import Path
 import nbformat
 
 from course import rank_program, twins
-from course.exercise import Sealed
 from course.lesson import ROOT, notebooks
 from teach import questions
 from trainer.options import nonempty_path
@@ -37,12 +35,11 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "scripts/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
-            "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", ".ci", ".github",
-            ".pre-commit-config.yaml", ".binder", ".devcontainer")
+            "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", "lessons/conftest.py", ".ci",
+            ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks and their solutions.
 PACKED = re.compile(r"lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp|minimal_gpt_ddp)\.py")
-FIXED = re.compile(r"(?<=^ANSWERS = )\{[^}]+\}$", re.M)  # each of one word, and kept as a hash
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack
@@ -121,8 +118,6 @@ def write(name: str, path: Path) -> None:
 
 def packed(source: str) -> str:
     """A module that course.exercise.unpack() fills with what `source` defines."""
-    source = FIXED.sub(lambda found: re.sub(r"('\w{64}')", r"Sealed(\1)", str(Sealed.of(ast.literal_eval(found[0])))),
-                       source)
     text = base64.b85encode(zlib.compress(source.encode(), 9)).decode()
     return MODULE.format(text=textwrap.fill(text, 118, break_on_hyphens=False))
 
