@@ -3,7 +3,6 @@
 Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
 
-import argparse
 import contextlib
 import math
 import multiprocessing
@@ -11,37 +10,37 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trainer import files
-from trainer.data import ImageSet, OwnSet
+from trainer.data import AnySet
+from trainer.files import Refused
 from trainer.launch import Placement
-
-# DDP's broadcast_buffers, which PyTorch 2.13 has renamed
-BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"
+from trainer.options import Options
 
 # ------------------------------------------------------------------------------------------------------------ optimizer
 
-def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace) -> torch.optim.Optimizer:
-    settings = {"lr": args.lr, "weight_decay": args.weight_decay, "fused": True}  # fused: one pass over all weights
+def make_optimizer(parameters: Iterable[nn.Parameter], args: Options) -> torch.optim.Optimizer:
+    lr, decay = args.lr, args.weight_decay or 0.0
     if args.optimizer == "sgd":
-        return torch.optim.SGD(parameters, **settings, momentum=0.9)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[args.optimizer](parameters, **settings)
+        return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=decay, fused=True)  # in one pass
+    kind = torch.optim.AdamW if args.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr, weight_decay=decay, fused=True)
 
 
-def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
+def scale_rate(optimizer: torch.optim.Optimizer, args: Options,
                batches_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
     """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
-    1706.02677: k times the images an update, k times the rate), and with --schedule cosine on to 0. Stepped after each
+    1706.02677: k times the images per update, k times the rate), and with --schedule cosine on to 0. Stepped after each
     update."""
     updates_per_epoch, scale = math.ceil(batches_per_epoch / args.accumulate), args.lr_scale
     rise, last = (args.warmup_epochs or 0) * updates_per_epoch, args.epochs * updates_per_epoch
 
-    def factor(step):
+    def factor(step: int) -> float:
         if step < rise and args.lr_scaling == "none":
             return (step + 1) / (rise + 1)  # at a rate of 0 the first update would move nothing
         if step < rise:
@@ -52,10 +51,10 @@ def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def find_no_sync(model: nn.Module, args: argparse.Namespace) -> Callable:
+def find_no_sync(model: nn.Module, args: Options) -> Callable[[], contextlib.AbstractContextManager]:
     """DDP's no_sync, or a --wrapper's; where backward sends nothing anyway, a context that does nothing."""
     if args.wrapper and args.accumulate > 1 and not hasattr(model, "no_sync"):
-        raise files.Refused(f"--accumulate asks --wrapper {args.wrapper} for no_sync(), in which backward sends "
+        raise Refused(f"--accumulate asks --wrapper {args.wrapper} for no_sync(), in which backward sends "
                             "nothing; if only finish() sends: no_sync = contextlib.nullcontext")
     return getattr(model, "no_sync", contextlib.nullcontext)
 
@@ -68,8 +67,8 @@ def leave_signals_to_rank(_worker: int) -> None:
 
 
 def end_workers() -> None:
-    """Kill the workers that an error leaves behind: they ignore SIGTERM, and the end of a Python process waits for
-    them, for ever if one hangs."""
+    """Kill loader workers that an error left behind. They ignore SIGTERM, and Python waits for them as it ends: for
+    ever, if one hangs."""
     if workers := [child for child in multiprocessing.active_children() if child.daemon]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else DataLoader's handler raises an error of its own here
         for worker in workers:
@@ -99,25 +98,32 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> tor
     return sums.to(sum_type(sums.device))
 
 
-@torch.no_grad()
-def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Placement,
-             workers: int = 0, batch_size: int = 1000, timeout: float = 0) -> tuple[float, float]:
-    """(loss, accuracy 0 to 1) over the test set; each image counts exactly once, whatever the world size.
+def shard_loader(test_set: AnySet, placement: Placement, workers: int = 0, batch_size: int = 1000,
+                 timeout: float = 0) -> DataLoader:
+    """A loader of this rank's share of the test images; each image is in exactly one share, whatever the world size.
 
-    The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
-    length, so the raw model runs: DDP's forward has collectives that all ranks must call equally often.
+    The share is a plain slice: DistributedSampler would repeat images to make all shares equal.
+    """
+    shard = range(placement.rank, len(test_set), placement.world_size)
+    return DataLoader(test_set, batch_size, sampler=shard, collate_fn=test_set.collate, num_workers=workers,
+                      persistent_workers=workers > 0, worker_init_fn=leave_signals_to_rank,
+                      timeout=timeout if workers else 0, pin_memory=placement.device.type == "cuda")
+
+
+@torch.no_grad()
+def evaluate(raw_model: nn.Module, test_loader: DataLoader, device: torch.device) -> tuple[float, float]:
+    """(loss, accuracy 0 to 1) over all ranks' shares: see shard_loader.
+
+    Shares may differ in length, so the raw model runs: DDP's forward has collectives that all ranks must call equally
+    often.
     """
     if dist.is_initialized():
         for buffer in raw_model.buffers():  # each rank has its own BatchNorm statistics: judge, and save, rank 0's
             dist.broadcast(buffer, src=0)
     raw_model.eval()
-    sums = torch.zeros(3, dtype=sum_type(placement.device), device=placement.device)
-    shard = range(placement.rank, len(test_set), placement.world_size)
-    for images, labels in DataLoader(test_set, batch_size, sampler=shard, collate_fn=test_set.collate,
-                                     num_workers=workers, timeout=timeout if workers else 0,
-                                     worker_init_fn=leave_signals_to_rank,
-                                     pin_memory=placement.device.type == "cuda"):
-        images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
+    sums = torch.zeros(3, dtype=sum_type(device), device=device)
+    for images, labels in test_loader:
+        images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
         logits = raw_model(images)
         sums += count(logits, labels, nn.functional.cross_entropy(logits, labels))
     loss, hits, images = all_sum(sums)
@@ -143,16 +149,17 @@ class PhaseTimer:
     it: to synchronise at each would slow what is measured. Other accelerators are waited for at each mark.
     """
 
-    def __init__(self, device, earlier=()):
+    def __init__(self, device: torch.device, earlier: dict[str, float] | None = None):
         """`earlier`: {phase: seconds} of the same epoch before a restart."""
         self.cuda, self.wait = device.type == "cuda", device.type not in ("cpu", "cuda")
-        self.marks, self.seconds = deque(), dict(earlier)
+        self.marks: deque[tuple[str, Any]] = deque()
+        self.seconds = dict(earlier or {})
         self.mark("start")
 
     def mark(self, phase: str) -> None:
         if self.wait:
             torch.accelerator.synchronize()
-        now = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
+        now: Any = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
         if self.cuda:
             now.record()
         self.marks.append((phase, now))

@@ -152,8 +152,8 @@ def parallelise(raw, setting, placement):
     if setting.buckets:
         cap = sum(p.nbytes for p in raw.parameters()) / setting.buckets / MIB
     model = DistributedDataParallel(raw, device_ids=[placement.device] if placement.device.type == "cuda" else None,
-                                    bucket_cap_mb=cap, gradient_as_bucket_view=setting.bucket_view,
-                                    **{utils.BUFFERS: False})
+                                    bucket_cap_mb=cap, gradient_as_bucket_view=setting.bucket_view)
+    model.broadcast_buffers = False  # as main.py
     if setting.hook == "powersgd":
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1,

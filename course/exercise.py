@@ -14,7 +14,7 @@ A lesson's check.py makes an exercise from a generator of cases:
     @exercise(solution=shard_by_hand, hint="...", mistakes={"These are blocks ...": blocks, ...})
     def shard(answer):
         '''What the learner has shown, as one sentence: printed after "Right."'''
-        for n, rank, world_size in drawn([(20, 0, 2), (21, 1, 2)], draw=...):
+        for n, rank, world_size in [(20, 0, 2), (21, 1, 2)]:
             got, right = answer(n, rank, world_size), list(DistributedSampler(...))
             yield Case(got, right, f"With n={n} ... you gave {got}, the sampler gives {right}.")
 
@@ -27,7 +27,6 @@ for answers that run on ranks.
 import ast
 import base64
 import contextlib
-import hashlib
 import html
 import inspect
 import itertools
@@ -44,15 +43,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
-PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
 NOTHING = "Your function returned nothing. Is its `return` missing?"
-SOMETIMES = "One way through your function ends without a `return`."
 PACKED = "<packed "  # begins the file name of code that unpack() ran
 LIMIT = 30  # seconds for all cases of an answer
-seed = ""  # a grader sets it, so that an answer written for the cases that a learner saw does not pass
 
 
 class Wrong(Exception):
@@ -83,15 +78,6 @@ class Case:
     """of floats, relative to the larger; whole numbers and all else are compared exactly"""
     remark: str = ""
     """about this answer, printed after "Right." where all cases are"""
-
-
-class Sealed(str):
-    """The hash of an answer of one word, as a learner's copy keeps it: teach/learner_copy.py. `of` hashes no hash."""
-
-    @classmethod
-    def of(cls, answers: dict[str, str]) -> dict[str, str]:
-        return {key: str(word) if isinstance(word, cls) else hashlib.sha256(f"{key} is {word}".encode()).hexdigest()
-                for key, word in answers.items()}
 
 
 class Exercise:
@@ -131,12 +117,9 @@ class Exercise:
             message = str(error) if isinstance(error, Wrong) else f"It raised {error_and_line(error, file)}"
         name = getattr(self.answer, "__name__", "")
         is_none = "None" in message and (wrong is None or cases[wrong].right is not None)
-        if (wrong is not None or is_none) and _returns(_function(self.answer, name)):
-            function = _function(attempt, getattr(attempt, "__name__", name))
-            if not _returns(function):
-                return "wrong", f"Not yet. {NOTHING}"
-            if function and is_none and _may_fall_through(function.body):
-                message += f" {SOMETIMES}"
+        if ((wrong is not None or is_none) and _returns(_function(self.answer, name))
+                and not _returns(_function(attempt, getattr(attempt, "__name__", name)))):
+            return "wrong", f"Not yet. {NOTHING}"
         no_mistake = isinstance(error, Ended) and error.how is None
         reason = "" if no_mistake else self._mistake_behind(cases, error, wrong)
         return "wrong", f"Not yet. {message} {reason}".strip()
@@ -298,50 +281,20 @@ def _returns(function: ast.FunctionDef | None) -> bool:
     return not function
 
 
-def _may_fall_through(lines: list[ast.stmt]) -> bool:
-    """Does one way through these lines end without a `return`, by an `if` that is not met or a plain last line?"""
-    last = lines[-1] if lines else None
-    if isinstance(last, ast.If):
-        return _may_fall_through(last.body) or _may_fall_through(last.orelse)
-    return last is None or isinstance(last, ast.Assign | ast.AugAssign | ast.Expr)
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error, `ZeroDivisionError: division by zero`, with lines that are indented below it."""
     first, *rest = f"{type(error).__name__}: {error}".strip().splitlines()
     return " ".join([first, *(line.strip() for line in itertools.takewhile(lambda line: line.startswith(" "), rest))])
 
 
-def drawn(fixed: Iterable, draw: Callable[[Random], Any]) -> list:
-    """The cases that every learner meets; for a grader, as many new ones on top: draw(random) makes one.
-
-    The same on every rank and in every call: `random` is seeded anew each time.
-    """
-    fixed = list(fixed)
-    if not seed:
-        return fixed
-    random = Random(seed)
-    return fixed + [draw(random) for _ in fixed]
-
-
-def drawn_one(fixed, draw: Callable[[Random], Any]):
-    """A value that a check tries once: the fixed one, or for a grader what draw(random) makes in its place."""
-    return drawn([fixed], draw)[-1]
-
-
-def generator_seed() -> int:
-    """The seed of the tensors that a check makes: 0, or for a grader another."""
-    return drawn_one(0, lambda random: random.randrange(1, 10**6))
-
-
 def same(got, right, rel_tol: float = 1e-6) -> bool:
     """Are two answers the same? Floats up to rounding, so that a float32 will do; of tuples and lists the items alone;
     all else exactly.
 
-    Only Python's own types are, and a number of torch or NumPy: any other class decides itself what it equals.
+    Of tensors and arrays only those that hold one number are: the others compare item by item.
     """
     got = got.item() if getattr(got, "shape", None) == () else got
-    if type(got) not in PLAIN or isinstance(got, set | dict) and any(type(item) not in PLAIN for item in got):
+    if hasattr(got, "shape"):
         return False
     if isinstance(got, tuple | list) and isinstance(right, tuple | list):
         return len(got) == len(right) and all(same(*pair, rel_tol) for pair in zip(got, right, strict=True))

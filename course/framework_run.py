@@ -12,12 +12,12 @@ from trainer.run import Run
 
 DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook", "wrapper"]  # by the framework
 LEFT_OUT = ["lr_scaling", "warmup_epochs", "schedule", "accumulate", "clip", "workers", "matmul_precision", "bf16",
-            "channels_last", "compile", "checkpoint", "checkpoint_every", "resume", "shortcuts"]
+            "channels_last", "compile", "checkpoint", "checkpoint_every", "resume"]
 
 
 def parse(parser, package):
     """main.py's options without those that `package` decides. What is refused ends the program: one line, status 2."""
-    args = parser.parse_args()
+    args = parser.parse_options()
     for name in DECIDED + LEFT_OUT:
         if getattr(args, name) != parser.get_default(name):
             why = f"{package} decides this" if name in DECIDED else "not part of this comparison"
@@ -32,7 +32,7 @@ def resolve(args):
     placement = options.resolve(args)
     if (placement.device.type, placement.backend) == ("cuda", "gloo"):
         raise ValueError("more ranks than GPUs: use --device cpu")
-    args.channels_last = args.shortcuts = False
+    args.channels_last = False
     return placement
 
 
@@ -59,18 +59,25 @@ def train_with(args, placement, training, device, prepare, backward=torch.Tensor
     sampler = DistributedSampler(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
     loader = prepare_loader(DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate))
 
-    for epoch in training.epochs(loader, model, raw_model, optimizer, scheduler=None):
+    test_loader = utils.shard_loader(test_set, placement)
+
+    training.hold(raw_model, optimizer, None, train_set)
+    training.begin(sampler)
+    for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         model.train()
-        for images, labels, *_ in training.batches(loader):
+        training.begin_epoch()
+        for images, labels in loader:
+            training.timer.mark("data")
             images, labels = images.to(device), labels.to(device)
             logits = model(images)
             loss = cross_entropy(logits, labels)
             training.forward_done(logits, labels, loss)
             optimizer.zero_grad()
             backward(loss)
-            training.backward_done()
+            training.timer.mark("backward")
             optimizer.step()
-        training.end_epoch(*utils.evaluate(raw_model, test_set, placement))
+            training.update_done(len(loader))
+        training.end_epoch(*utils.evaluate(raw_model, test_loader, placement.device))
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)

@@ -201,15 +201,8 @@ def _end(process, name):
     process.stdout.close()
 
 
-# How a recorded run differs from the live run in its place
-OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
-             "slurm-two-nodes": " There they trained on CIFAR-10.",
-             "slow-link": " After a pause that link let 128 KiB pass at once: some ways are faster than predicted."}
-
-
 def where(missing: str | None, recorded: str | os.PathLike) -> str:
     """Say which run a cell shows: a live run, or the `recorded` run because of what is `missing` here."""
     if missing:
-        otherwise = "".join(text for folder, text in OTHERWISE.items() if folder in str(recorded))
-        return f"**Recorded on another machine** (`{recorded}`), because {missing}.{otherwise}"
+        return f"**Recorded on another machine** (`{recorded}`), because {missing}."
     return "Live, on hosts that this machine makes for it."

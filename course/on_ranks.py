@@ -37,8 +37,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course import exercise, shortcuts
-from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, error_and_line, first_line, same
+from course import shortcuts
+from course.exercise import Case, Ended, Exercise, Wrong, error_and_line, first_line, same
 from trainer.files import check_input
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
@@ -109,8 +109,8 @@ class _Group:
     def __init__(self, measurement, attempt, ranks, folder, context):
         folder.mkdir()
         self.begun, self.result, self.outcome = folder / "begun", folder / "result.json", None
-        self.processes = [context.Process(target=be_rank, args=(measurement, attempt, rank, ranks, str(folder),
-                                                                exercise.seed)) for rank in range(ranks)]
+        self.processes = [context.Process(target=be_rank, args=(measurement, attempt, rank, ranks, str(folder)))
+                          for rank in range(ranks)]
         for process in self.processes:
             process.start()
         self.running = dict(enumerate(self.processes))
@@ -166,8 +166,7 @@ class ExerciseOnRanks(Exercise):
     """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many: a number, or several
     numbers, of which each gets a run and a check of its own, up to the first that finds something wrong."""
 
-    def __init__(self, check, solution, hint, mistakes, measurement: Measurement,
-                 ranks: Callable[[], int | tuple[int, ...]]):
+    def __init__(self, check, solution, hint, mistakes, measurement: Measurement, ranks: int | tuple[int, ...]):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
 
@@ -184,7 +183,7 @@ class ExerciseOnRanks(Exercise):
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         problems = [None if callable(answer) else unreadable(Path(answer), self.measurement.name)
                     for answer in answers]
-        counts = ranks if isinstance(ranks := self.ranks(), tuple) else (ranks,)
+        counts = self.ranks if isinstance(self.ranks, tuple) else (self.ranks,)
         observed: list[tuple[list[Case], Exception | None]] = [([], problem) for problem in problems]
         for count in counts:
             going = [number for number, (cases, error) in enumerate(observed)
@@ -197,13 +196,8 @@ class ExerciseOnRanks(Exercise):
         return observed
 
 
-def some_ranks() -> int:
-    """RANKS, or for a grader one or two more."""
-    return drawn_one(RANKS, lambda random: RANKS + random.randint(1, 2))
-
-
 def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solution: Callable, hint: str,
-                      mistakes: dict[str, Callable], ranks: Callable[[], int | tuple[int, ...]] = some_ranks,
+                      mistakes: dict[str, Callable], ranks: int | tuple[int, ...] = RANKS,
                       group: bool = True, preload: tuple[str, ...] = ()) -> Callable[[Callable], ExerciseOnRanks]:
     """Make an exercise of the decorated check. The learner's function has the name of the solution."""
     measurement = Measurement(measure, solution.__name__, group, preload)
@@ -276,9 +270,8 @@ def see(measurement, attempt, context):
         return {"raised": error_and_line(error, str(attempt)), "broken": isinstance(error, RuntimeError)}
 
 
-def be_rank(measurement, attempt, rank, ranks, folder, seed):
+def be_rank(measurement, attempt, rank, ranks, folder):
     """Rank 0 writes down what all ranks measured, for the process that started them."""
-    exercise.seed = seed
     for module in measurement.preload:  # missing where another exercise has started the process that ranks fork from
         importlib.import_module(module)
     torch.set_num_threads(1)

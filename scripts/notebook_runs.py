@@ -2,6 +2,7 @@
 
 import base64
 import ctypes
+import io
 import math
 import os
 import re
@@ -22,8 +23,9 @@ import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.filters import strip_ansi
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+from PIL import Image, ImageChops, ImageStat
 
-from course import png, processes, twins
+from course import processes, twins
 
 EXECUTED = Path("build/notebooks")
 MARK = uuid.uuid4().hex  # finds what a notebook left running
@@ -161,7 +163,7 @@ def tidy(notebook):
             if output.output_type == "stream":
                 output.text = re.sub(r"\r+\n", "\n", output.text)  # `!command` runs on a pseudo-terminal
             elif picture := output.get("data", {}).get("image/png"):
-                output.data["image/png"] = base64.b64encode(png.small_png(base64.b64decode(picture))).decode()
+                output.data["image/png"] = base64.b64encode(small_png(base64.b64decode(picture))).decode()
     CoalesceStreamsPreprocessor().preprocess(notebook, {})
 
 
@@ -178,3 +180,14 @@ def failure(notebook, error, cell, timeout):
     printed = "".join(output.text for output in outputs if output.output_type == "stream")  # a command says there why
     lines = printed.splitlines()[-6:] + f"{error.ename}: {error.evalue}".splitlines()[-6:]
     return error.exec_count, [strip_ansi(line) for line in lines if line.strip()]
+
+
+def small_png(png: bytes) -> bytes:
+    """The same PNG with a palette of 256 colours, a third of the bytes; as it came where somebody would see a
+    difference (a photograph), or where it was small already. A repository keeps every version of each."""
+    with Image.open(io.BytesIO(png)) as image:
+        colours = image.convert("RGB")
+    few = colours.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    off = max(ImageStat.Stat(ImageChops.difference(colours, few.convert("RGB"))).mean)  # levels, of 255
+    few.save(file := io.BytesIO(), "PNG", optimize=True)
+    return min(png, file.getvalue(), key=len) if off < 0.5 else png

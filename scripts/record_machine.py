@@ -26,7 +26,7 @@ from course.lesson import ROOT, some
 
 RECORDED = Path("results/recorded")
 LIMIT = 1800  # seconds, for one command
-TRAINING = "--epochs 6 --samples 6144 --test-samples 2000"  # lesson 07's; tests/test_record.py compares
+TRAINING = "--epochs 6 --samples 6144 --test-samples 2000"  # those of lesson 07
 QUICK = "--epochs 2 --samples 640 --test-samples 200"
 
 
@@ -132,7 +132,6 @@ def main():
     if target.exists():
         parser.error(f"{target} is there already, and no recording is changed: choose another NAME")
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["COURSE_SHORTCUTS"] = "1"  # as in the lessons, beside whose runs they stand
     with rank_program.stoppable(parser):
         live.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=live, prefix=f"{args.name}-") as made:

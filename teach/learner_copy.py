@@ -51,7 +51,7 @@ unpack(globals(), """
 '''
 SOLUTION = re.compile(r"^(# \w+\.\w+\.solution\(\)|`solution\(\)` .*)\n?", re.M)  # a call, and what lesson 00 says
 # From this heading on, the page is about things that a copy lacks.
-CUT = {"AGENTS.md": "## For a contributor", "site/pages/kaggle.md": "## Send what you saw"}
+CUT = {"AGENTS.md": "## For a contributor"}
 
 
 def make(targets: list[Path]) -> None:

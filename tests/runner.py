@@ -1,8 +1,8 @@
-"""Start main.py and other programs: forked where the start is not the subject, else as a person would."""
+"""Start main.py and other programs as a person would: by python, by torchrun, or a process for each rank by hand."""
 
 import functools
 import importlib
-import multiprocessing.forkserver
+import multiprocessing
 import os
 import re
 import shutil
@@ -16,36 +16,31 @@ from pathlib import Path
 
 import psutil
 
-from course import forked_ranks
+from course.rendezvous import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
 LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in ROOT.glob("lessons/l*/check.py"))
-# In the one process that a pytest process forks all ranks from: what the slowest of them would import for seconds
-PRELOAD = ["torch._dynamo", "torch._inductor", "torch.nn.parallel", "torch.distributed.fsdp",
-           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "tests.test_exercises"]
+FOREIGN = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|PALS_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_|"
+                     "PYTHONUNBUFFERED")  # with the last, words that gloo prints on all ranks at one moment are mixed
 
 
-def prepare_to_fork():
-    """Start the process that ranks are forked from: the first who needs it would bring in its own modules alone."""
-    multiprocessing.set_forkserver_preload(PRELOAD)
-    multiprocessing.forkserver.ensure_running()
-
-
-def command(ranks, *arguments, torchrun=(), python=sys.executable):
-    """main.py's command line: ranks=0 is plain python, 1 and more are torchrun's, with its own options `torchrun`."""
-    launcher = [str(python)]
-    if ranks:
-        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", *torchrun]
-    return [*launcher, *map(str, arguments)]
+def command(ranks, *arguments, torchrun=()):
+    """A command line: ranks=0 is plain python, 1 and more are torchrun's, with its own options `torchrun`."""
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", *torchrun] if ranks else []
+    return [sys.executable, *launcher, *map(str, arguments)]
 
 
 def environment(**changes):
     """This process's environment as a fresh shell's: nothing of a launcher, and `changes` (None takes away)."""
-    foreign = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|PALS_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_")
-    env = {k: v for k, v in os.environ.items() if not foreign.match(k)} | {"COURSE_SHORTCUTS": "1"}  # as in a lesson
+    env = {k: v for k, v in os.environ.items() if not FOREIGN.match(k)}
     env.update(changes)
     return {k: v for k, v in env.items() if v is not None}
+
+
+def _of_a_run(env):
+    """One thread for each process, as torchrun gives: another number computes other last bits."""
+    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment(**env)}
 
 
 def clone(folder):
@@ -69,18 +64,42 @@ def without_gloo(text):
 
 
 def run(ranks, *arguments, script="main.py", limit=LIMIT, **env):
-    """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, its status
-    that of the rank that failed first: see course/forked_ranks.py. Where the launcher is the subject: torchrun()."""
-    argv = [str(script), *map(str, arguments)]
-    prepare_to_fork()
-    with tempfile.TemporaryDirectory() as folder:
-        said = [Path(folder, name) for name in ("stdout", "stderr")]
-        for path in said:
-            path.touch()
-        status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, limit)
-        if status is None:
-            raise subprocess.TimeoutExpired(argv, limit, *(path.read_text() for path in said))
-        return subprocess.CompletedProcess(argv, status, *(without_gloo(path.read_text()) for path in said))
+    """The finished process of `python script ...` (ranks=0), or of so many ranks, with what all of them printed and the
+    status of the one that failed first. They are started as by hand: torchrun would import torch once more."""
+    argv, env = command(0, script, *arguments), _of_a_run(env)
+    if ranks:
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks)}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        processes = [subprocess.Popen(argv, cwd=ROOT, stdout=out, stderr=err, env=env | (
+            {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {})) for rank in range(ranks or 1)]
+        status = _first_failure(processes, time.monotonic() + limit)
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(without_gloo(file.read()))
+    if status is None:
+        raise subprocess.TimeoutExpired(argv, limit, *said)
+    return subprocess.CompletedProcess(argv, status, *said)
+
+
+def _first_failure(processes, give_up):
+    """The status of the process that failed first, whose failure ends the others; 0 if none did; None: time is up."""
+    failure = 0
+    try:
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() > give_up:
+                return failure or None
+            if not failure and (failure := next((each.returncode for each in processes if each.returncode), 0)):
+                give_up = min(give_up, time.monotonic() + 30)  # as torchrun
+                for process in processes:
+                    process.terminate()
+            time.sleep(0.03)
+        return failure or next((each.returncode for each in processes if each.returncode), 0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def together(environments, *arguments, script="main.py"):
@@ -89,20 +108,18 @@ def together(environments, *arguments, script="main.py"):
         return list(pool.map(lambda env: run(0, *arguments, script=script, **env), environments))
 
 
-def torchrun(ranks, *arguments, script="main.py", limit=LIMIT, PYTHON_EXEC=None, **env):
-    """The finished process of `torchrun --nproc_per_node=ranks script ...`, or of `python script ...` (ranks=0).
-    PYTHON_EXEC: another python for torchrun and its ranks, or for the script."""
-    done = subprocess.run(command(ranks, script, *arguments, python=PYTHON_EXEC or sys.executable), cwd=ROOT, text=True,
-                          env=environment(PYTHON_EXEC=PYTHON_EXEC, **env), capture_output=True, timeout=limit)
+def torchrun(ranks, *arguments, script="main.py", limit=LIMIT, **env):
+    """The finished process of `torchrun --nproc_per_node=ranks script ...`, where the launcher is the subject."""
+    done = subprocess.run(command(ranks, script, *arguments), cwd=ROOT, text=True, env=environment(**env),
+                          capture_output=True, timeout=limit)
     done.stdout = without_gloo(done.stdout)
     return done
 
 
 def start(ranks, *arguments, script="main.py", torchrun=(), **env):
-    """A running one of main.py, with the threads that run() gives: another number computes other last bits."""
+    """A running one of main.py, with the threads that run() gives."""
     return subprocess.Popen(command(ranks, script, *arguments, torchrun=torchrun), cwd=ROOT, text=True,
-                            env={"OMP_NUM_THREADS": "1", **environment(**env)}, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT)
+                            env=_of_a_run(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def wait_for(condition, what, seconds=LIMIT):
@@ -126,8 +143,8 @@ def in_a_group_of_one(test):
     by a thread of gloo, and a test process would take all its other tests with it."""
     @functools.wraps(test)
     def outside(**arguments):
-        prepare_to_fork()
-        process = forked_ranks.FORKED.Process(target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
         process.start()
         process.join(LIMIT)
         process.kill()

@@ -1,16 +1,11 @@
 """The benchmark runs its programs in turns. test_record.py runs a round. No test looks at how long anything took."""
 
-import os
-import signal
-import subprocess
 import sys
 
-import psutil
 import pytest
 
 from course import timing
 from scripts.measure import benchmark
-from tests import runner
 
 
 def test_programs_take_turns_in_alternating_order():
@@ -32,19 +27,13 @@ def test_ratios_are_of_one_round_and_one_group(monkeypatch):
 
 
 @pytest.mark.weekly
-def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, monkeypatch, forked_python):
+def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, monkeypatch):
     if not benchmark.installed():
         pytest.skip("neither Fabric nor Accelerate is installed (pip install -e '.[rivals]')")
     monkeypatch.setattr(benchmark, "MODELS", {"lenet": 512})
-    monkeypatch.setenv("PYTHON_EXEC", forked_python)
     (figures,) = benchmark.measure("frameworks", 1)
     assert all(figures[f"lenet {ranks} main.py / {name}"] > 0
                for name in benchmark.installed() for ranks in ("x1", "x2"))
-
-
-@pytest.mark.weekly
-def test_a_thousand_logs_are_read():
-    benchmark.measure("logs", 1)  # ends the program where a row is missing or a note says something
 
 
 def test_a_framework_that_is_not_installed_is_one_line(monkeypatch, capsys):
@@ -62,24 +51,3 @@ def test_a_failed_run_is_named_and_nothing_is_written(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="(?s)ended with status 1:.*ZeroDivisionError"):
         benchmark.main()
     assert list(tmp_path.iterdir()) == []
-
-
-TWO_AT_ONCE = """import sys
-from scripts.measure import benchmark
-benchmark.COMPARISONS["ranks"] = lambda samples: ({("", "apart"): lambda: benchmark.apart("lenet", 50_000)}, [])
-sys.argv[0] = benchmark.__file__
-benchmark.main()
-"""
-
-
-@pytest.mark.weekly
-def test_ctrl_c_ends_all_that_is_running(tmp_path):
-    command = runner.command(0, "-c", TWO_AT_ONCE, "--only", "ranks", "--out", tmp_path / "figures.json")
-    going = subprocess.Popen(command, cwd=runner.ROOT, env=runner.environment(), stderr=subprocess.PIPE, text=True)
-    family = psutil.Process(going.pid)
-    runner.wait_for(lambda: len(family.children(recursive=True)) >= 2, "both runs")
-    children = family.children(recursive=True)
-    os.kill(going.pid, signal.SIGINT)
-    _, errors = going.communicate(timeout=60)
-    assert going.returncode == 130 and "stopped; nothing was written" in errors and "Traceback" not in errors
-    assert psutil.wait_procs(children, timeout=30)[1] == [] and list(tmp_path.iterdir()) == []

@@ -6,12 +6,10 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 
-import jupytext
 import nbformat
 import pytest
 from playwright.sync_api import expect
@@ -136,31 +134,3 @@ def test_the_first_notebook_runs_in_the_browser_as_the_learner_s_own(course, lab
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert all(cell.execution_count for cell in cells) and any(cell.outputs for cell in cells)
     assert tracked(folder) == before and not (folder / "my-notebooks" / "text").exists()
-    # JupyterLab has kept what the next start needs in order to tell the learner's work from the course's cells.
-    changed = nbformat.read(folder / NOTEBOOK, as_version=4)
-    changed.cells[0].source += "\nChanged."
-    nbformat.write(changed, folder / NOTEBOOK)
-    subprocess.run([sys.executable, "scripts/my_notebooks.py"], cwd=folder, env=environment, timeout=120, check=True)
-    after = nbformat.read(folder / OWN, as_version=4)
-    assert [cell.source for cell in after.cells] == [cell.source for cell in changed.cells]
-    assert [cell.outputs for cell in code_cells(after)] == [cell.outputs for cell in cells]
-    (folder / NOTEBOOK).write_bytes(before[folder / NOTEBOOK])
-
-
-def test_a_contributor_s_notebook_is_saved_with_its_text_twin(course, chromium, tmp_path):
-    folder, _ = course
-    before = jupytext.read(folder / TWIN)
-    with served(course, tmp_path / "printed.txt", "--course", "00_start_here.ipynb") as url:
-        page, panel = opened(chromium, url)
-        panel.locator(".jp-CodeCell .cm-content").first.click()
-        expect(panel.locator(".jp-CodeCell .cm-focused")).to_have_count(1)
-        page.keyboard.press("Control+End")
-        page.keyboard.type("  # changed")
-        save(page)
-    after = jupytext.read(folder / TWIN)  # saving writes the text twin as well, and must lose nothing of it
-    changed = next(cell for cell in before.cells if cell.cell_type == "code")
-    changed.source += "  # changed"
-    assert [(cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in after.cells] == [
-        (cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in before.cells
-    ]
-    assert after.metadata.course == before.metadata.course

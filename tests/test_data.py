@@ -74,12 +74,6 @@ def test_damaged_file_is_named_kept_aside_and_rebuilt(damage, small, tmp_path, c
     assert (tmp_path / "synthetic.damaged-1").read_bytes() == content, "what stood there may be somebody's only copy"
 
 
-def test_a_pipe_where_the_file_should_be_is_kept_aside_and_no_wait(small, tmp_path):
-    os.mkfifo(tmp_path / "synthetic.pt")
-    assert len(data.get_dataset("synthetic", tmp_path)[0]) == 500
-    assert (tmp_path / "synthetic.damaged-1").is_fifo()
-
-
 def test_file_never_runs_code(small, tmp_path):
     class Evil:
         def __reduce__(self):
@@ -156,12 +150,15 @@ def test_a_file_system_without_locks_will_do_and_nobodys_work_is_removed(small, 
     assert (tmp_path / ".synthetic-of-another").exists(), "who builds at the same time would lose its work"
 
 
-def test_a_file_with_the_name_of_another_module_is_refused(tmp_path, monkeypatch):
+def test_a_users_files_may_have_any_names(tmp_path, monkeypatch):
+    """And each finds what lies beside it before what lies beside main.py."""
+    import utils
+
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "models.py").write_text("class LeNet: pass\n")
-    with pytest.raises(files.Refused, match=f"{tmp_path}/models.py: a module models is loaded already; rename"):
-        files.from_file(f"{tmp_path}/models.py:LeNet")
-    (tmp_path / "of_my_own.py").write_text("class LeNet: pass\n")
-    assert files.from_file(f"{tmp_path}/of_my_own.py:LeNet").__module__ == "of_my_own"
-    with pytest.raises(files.Refused, match="of_my_own.py has no ResNet"):
-        files.from_file(f"{tmp_path}/of_my_own.py:ResNet")
+    (tmp_path / "utils.py").write_text("SIDE = 7\nclass Wrapped: pass\n")
+    (tmp_path / "data.py").write_text("import utils\nclass Mine:\n    side = utils.SIDE\n")
+    assert files.from_file(f"{tmp_path}/data.py:Mine").side == 7
+    assert files.from_file(f"{tmp_path}/utils.py:Wrapped") is files.from_file(f"{tmp_path}/utils.py:Wrapped")
+    assert sys.modules["utils"] is utils and sys.modules["trainer.data"] is data
+    with pytest.raises(files.Refused, match="data.py has no ResNet"):
+        files.from_file(f"{tmp_path}/data.py:ResNet")

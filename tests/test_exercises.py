@@ -1,11 +1,10 @@
 """Every exercise: its solution is right, its stub is untried, and each typical mistake is recognised."""
 
 import importlib
-import inspect
 import re
 import runpy
 import time
-from functools import partial
+from multiprocessing import forkserver
 from unittest import mock
 
 import numpy as np
@@ -15,22 +14,22 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from course import on_ranks
-from course.exercise import NOTHING, Case, Exercise, Shown, exercise, same
+from course.exercise import NOTHING, Case, Exercise, exercise, same
 from course.on_ranks import ExerciseOnRanks, exercise_on_ranks
 from tests import runner
 
-EXERCISES = {f"{re.search('[0-9]{2}[a-z]?', lesson)[0]}-{name}": value for lesson in runner.LESSONS
+LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in runner.ROOT.glob("lessons/l*/check.py"))
+EXERCISES = {f"{re.search('[0-9]{2}[a-z]?', lesson)[0]}-{name}": value for lesson in LESSONS
              for name, value in vars(importlib.import_module(lesson)).items() if isinstance(value, Exercise)}
-# Their question is one fixed text with one right answer: a code, a table, recorded runs or consoles, a command line.
-NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-job", "10-line"}
-# They are judged by what they do, not by what they return.
-NOTHING_TO_REMEMBER = {"02-step", "11-never_half"}
-ON_RANKS = {name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks)}
-pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 
 
-def each_of(names):
-    return pytest.mark.parametrize("name", sorted(names))
+@pytest.fixture(scope="module", autouse=True)
+def ranks_find_modules_imported():
+    """Checks fork their ranks from a process that begins with the modules of whoever needs it first. Here it begins
+    with those of all, which the slowest would import for seconds."""
+    forkserver.set_forkserver_preload([*on_ranks.PRELOAD, "torch._dynamo", "torch._inductor", "torch.distributed.fsdp",
+                                       *LESSONS, __name__])
+    forkserver.ensure_running()
 
 
 def stub(*args, **kwargs):
@@ -41,7 +40,12 @@ def broken(*args, **kwargs):
     raise ZeroDivisionError("oops")
 
 
-@each_of(EXERCISES)
+def mistakes_in(asked, text):
+    """Of which typical mistakes a verdict has the message."""
+    return [message for message in asked.mistakes if message in text]
+
+
+@pytest.mark.parametrize("name", sorted(EXERCISES))
 def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_message(name, capsys):
     asked = EXERCISES[name]
     mistakes = list(asked.mistakes.values())
@@ -49,22 +53,20 @@ def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_mes
     # All at once, since on ranks each start takes its time, and a verdict would run the mistakes once more. What starts
     # no ranks runs twice: as a learner's attempt, and to be compared with it.
     right, untried, *observed = asked.observe([asked.answer, stub, *mistakes])
-    attempts = observed if name in ON_RANKS else asked.observe(mistakes)
+    attempts = observed if isinstance(asked, ExerciseOnRanks) else asked.observe(mistakes)
 
     def verdict(attempt):
         with mock.patch.object(asked, "observe", side_effect=[[attempt], observed]):
             return asked.verdict("an attempt")
 
-    outcome, message = verdict(right)
-    assert outcome == "right" and len(message) > 30, message
+    assert verdict(right)[0] == "right"
     for attempt, message in zip(attempts, asked.mistakes, strict=True):
         outcome, text = verdict(attempt)
-        assert outcome == "wrong" and message in text, message
-    assert verdict(untried) == asked.verdict(None) == asked.verdict(...) == ("untried", "Not tried yet.")
-    asked(None)
+        assert outcome == "wrong" and message in mistakes_in(asked, text), message
+    assert verdict(untried)[0] == asked.verdict(None)[0] == asked.verdict(...)[0] == "untried"
     asked.hint()
     asked.solution()
-    assert re.match(r"○ Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
+    assert capsys.readouterr().out.count("\n") > 1
 
 
 def test_what_the_answer_s_file_has_imported_is_replaced_too(tmp_path):
@@ -75,58 +77,11 @@ def test_what_the_answer_s_file_has_imported_is_replaced_too(tmp_path):
     assert answer.__globals__["wait"] is dist.barrier is barrier
 
 
-# ------------------------------------------------------------------------------------------------ a grader's cases
-
-
-def in_a_world_of(ranks, answer, *case):
-    with mock.patch.object(dist, "get_world_size", lambda *_: ranks):
-        return answer(*case)
-
-
-@pytest.mark.parametrize(("name", "mistaken"), [
-    *((name, name not in ON_RANKS) for name in sorted(EXERCISES)),
-    *(pytest.param(name, True, marks=pytest.mark.weekly) for name in sorted(ON_RANKS))])  # ranks cost seconds
-def test_with_drawn_cases_right_is_right_and_a_mistake_is_wrong(name, mistaken, monkeypatch):
-    asked = EXERCISES[name]
-    wrong = list(asked.mistakes.values()) if mistaken else []
-    # What runs on several numbers of ranks is tried with another one by every check.
-    if name in ON_RANKS and isinstance(asked.ranks(), int) and "get_world_size" in inspect.getsource(asked.answer):
-        wrong.append(partial(in_a_world_of, asked.ranks(), asked.answer))  # right for the lesson's number of ranks
-    for seed in ("1",) if name in ON_RANKS | NOTHING_TO_DRAW | {"11-never_half"} else ("1", "2", "3"):
-        monkeypatch.setattr("course.exercise.seed", seed)
-        answers = [asked.answer, *wrong]  # at once, as above
-        for answer, (cases, error) in zip(answers, asked.observe(answers), strict=True):
-            right = not error and all(same(case.got, case.right, case.rel_tol) for case in cases)
-            assert right == (answer is asked.answer), (seed, answer, error, cases)
-
-
-@each_of(EXERCISES.keys() - ON_RANKS - NOTHING_TO_DRAW - NOTHING_TO_REMEMBER)
-def test_an_answer_that_remembers_the_lesson_s_cases_is_wrong(name, monkeypatch):
-    asked, known = EXERCISES[name], []
-
-    def learn(*case):
-        known.append(asked.answer(*case))
-        return known[-1]
-
-    def remembering():
-        values = iter(known)
-
-        def remembered(*case):
-            asked.answer(*case)  # what it does is right
-            return next(values, known[0])
-        return remembered
-
-    assert asked.verdict(learn)[0] == asked.verdict(remembering())[0] == "right"
-    for seed in ("1", "2", "3"):
-        monkeypatch.setattr("course.exercise.seed", seed)
-        assert asked.verdict(remembering())[0] == "wrong", seed
-
-
-@each_of(NOTHING_TO_DRAW)
-def test_the_teacher_is_told_where_a_copied_answer_passes(name):
-    readme = (runner.ROOT / "teach" / "README.md").read_text(encoding="utf-8")
-    number, name = name.split("-")
-    assert re.search(rf"\b{number} [^;.]*`{name}`", readme), "its list of exercises whose cases are not drawn"
+def test_the_sampler_is_refused_where_it_is_to_be_done_without_and_a_tuple_will_do_for_a_list():
+    shard, init = EXERCISES["05-shard"], DistributedSampler.__init__
+    assert shard.verdict(lambda n, rank, ranks: list(DistributedSampler(range(n), ranks, rank)))[0] == "wrong"
+    assert shard.verdict(lambda *case: tuple(shard.answer(*case)))[0] == "right"
+    assert DistributedSampler.__init__ is init
 
 
 # ---------------------------------------------------------------------------------------------- course/exercise.py
@@ -141,17 +96,14 @@ def count(answer):
         yield Case(got, right, f"At {place} you gave {got}.")
 
 
-@pytest.mark.parametrize(("answer", "outcome", "message"), [
-    ([1, 2, 3], "right", "Right. You can count."),
-    ([1, 9, 8], "wrong", "Not yet. At 1 you gave 9. Alike in all."),
-    ([1, 9, 7], "wrong", "Not yet. At 1 you gave 9. Alike in the first."),
-    ([1, 9], "wrong", "Not yet. At 1 you gave 9. Alike in the first."),
-    ([1, 7, 8], "wrong", "Not yet. At 1 you gave 7."),
-    ({5: 1}, "wrong", "Not yet. It raised KeyError: 0. No key."),
-    ([], "wrong", "Not yet. It raised IndexError: list index out of range."),
-])
-def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer, outcome, message):
-    assert count.verdict(answer.__getitem__) == (outcome, message)
+@pytest.mark.parametrize(("answer", "outcome", "words", "mistake"), [
+    ([1, 2, 3], "right", "You can count.", []), ([1, 9, 8], "wrong", "At 1 you gave 9.", ["Alike in all."]),
+    ([1, 9, 7], "wrong", "At 1 you gave 9.", ["Alike in the first."]),
+    ([1, 9], "wrong", "At 1 you gave 9.", ["Alike in the first."]), ([1, 7, 8], "wrong", "At 1 you gave 7.", []),
+    ({5: 1}, "wrong", "KeyError", ["No key."]), ([], "wrong", "IndexError", [])])
+def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer, outcome, words, mistake):
+    verdict = count.verdict(answer.__getitem__)
+    assert (verdict[0], mistakes_in(count, verdict[1])) == (outcome, mistake) and words in verdict[1]
 
 
 def counted_too_far(place):
@@ -165,18 +117,12 @@ def counted_for_ever(place):
 
 def test_an_error_has_its_line_and_a_loop_without_an_end_has_one(monkeypatch):
     monkeypatch.setattr("course.exercise.LIMIT", 1)
-    assert re.search(r"range\. In line \d+: `return \[1, 2, 3\]\[place \+ 3\]`\.$", count.verdict(counted_too_far)[1])
-    assert count.verdict(counted_for_ever)[1].startswith("Not yet. Your function had not come to its end after 1 s.")
+    assert "`return [1, 2, 3][place + 3]`" in count.verdict(counted_too_far)[1]
+    assert count.verdict(counted_for_ever)[0] == "wrong"
 
 
 def counted_and_printed(place):
     print(place + 1)
-
-
-def counted_in_place(place):
-    def inner():
-        return place
-    inner()
 
 
 def counted_on_one_way(place):
@@ -192,36 +138,10 @@ def counts(answer):
         yield Case(got + 0, place + 1, f"At {place} you gave {got}.")
 
 
-@pytest.mark.parametrize(("answer", "message"), [
-    (counted_and_printed, NOTHING), (counted_in_place, NOTHING), (counted_on_one_way, "It raised TypeError"),
-    (lambda place: print(place), "It raised TypeError"), (lambda place: place, "At 0 you gave 0. It stays.")])
-def test_a_forgotten_return_is_told_as_that(answer, message):
-    assert counts.verdict(answer)[1].startswith(f"Not yet. {message}")
-
-
-@pytest.mark.parametrize(("answer", "outcome", "said"), [
-    (lambda place: place + 1, "right", "✔ Right. You can count."),
-    (lambda place: place, "wrong", "✘ Not yet. At 0 you gave 0. It stays."), (None, "untried", "○ Not tried yet.")])
-def test_a_verdict_has_a_mark_in_text_and_a_mark_and_a_colour_in_a_notebook(answer, outcome, said, capsys):
-    counts(answer)
-    assert capsys.readouterr().out == f"{said}\n"
-    page = Shown(outcome, f"{said[2:]} `a < b`")._repr_html_()
-    mark, colour = Shown.MARKS[outcome]
-    assert f"background:{colour}" in page and f">{mark} {said[2:].partition('.')[0]}.</b>" in page
-    assert page.endswith("<code>a &lt; b</code></div>")
-    assert len({colour for _, colour in Shown.MARKS.values()}) == 3
-
-
-def asks_the_sampler(n, rank, world_size):
-    return list(DistributedSampler(range(n), world_size, rank, shuffle=False))
-
-
-def test_what_an_exercise_excludes_is_refused_and_a_tuple_will_do_for_a_list():
-    shard, init = EXERCISES["05-shard"], DistributedSampler.__init__
-    assert "to do without it" in shard.verdict(asks_the_sampler)[1]
-    assert "to do without it" in shard.verdict(partial(DistributedSampler, shuffle=False))[1]
-    assert shard.verdict(lambda *case: tuple(shard.answer(*case)))[0] == "right"
-    assert DistributedSampler.__init__ is init
+@pytest.mark.parametrize(("answer", "told"), [(counted_and_printed, True), (counted_on_one_way, False)])
+def test_a_forgotten_return_is_told_as_that(answer, told):
+    outcome, message = counts.verdict(answer)
+    assert outcome == "wrong" and (NOTHING in message) == told
 
 
 def test_a_lesson_goes_on_with_the_learner_s_answer_only_where_it_is_right():
@@ -237,26 +157,15 @@ def test_a_right_answer_gets_what_its_cases_remark_and_a_wrong_one_does_not():
         yield Case(answer, 3, f"You gave {answer}.", remark="It took one step.")
 
     asked = exercise(solution=3, hint="Count.", mistakes={})(remarked)
-    assert asked.verdict(3) == ("right", "Right. It took one step. You can count.")
-    assert asked.verdict(4) == ("wrong", "Not yet. You gave 4.")
-
-
-class Agrees(int):
-    """As a cheat writes it."""
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = int.__hash__
+    assert ["one step" in asked.verdict(answer)[1] for answer in (3, 4)] == [True, False]
 
 
 @pytest.mark.parametrize(("got", "right", "expected"), [
-    (Agrees(5), 7, False), (Agrees(7), 7, False), ([Agrees(5)], [7], False), ((1.0, Agrees(5)), (1.0, 7), False),
-    ({"a": Agrees(5)}, {"a": 7}, False), (mock.ANY, None, False), (torch.tensor(7), 7, True),
-    (torch.tensor(7), 8, False), (np.float32(0.1), 0.1, True), (np.int64(7), 7, True), ([1], (1,), True),
-    ((1, [2]), [1, (3,)], False), ((1.0, 2), (1.0 + 1e-8, 2), True), (True, 1, True), (None, None, True),
-    ("a", "a", True), ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False)])
-def test_an_answer_is_compared_and_does_not_compare_itself(got, right, expected):
+    (torch.tensor(7), 7, True), (torch.tensor(7), 8, False), (torch.ones(2), [1, 1], False),
+    (np.float32(0.1), 0.1, True), (np.int64(7), 7, True), ([1], (1,), True), ((1, [2]), [1, (3,)], False),
+    ((1.0, 2), (1.0 + 1e-8, 2), True), (True, 1, True), (None, None, True), ("a", "a", True),
+    ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False)])
+def test_an_answer_is_the_same_up_to_rounding(got, right, expected):
     assert same(got, right) is expected
 
 
@@ -291,22 +200,19 @@ def in_a_file(folder, body):
     return path
 
 
-@pytest.mark.parametrize(("body", "outcome", "message"), [
-    ("total = torch.tensor(number); dist.all_reduce(total); return total.item()", "right", "Right. All ranks"),
-    ("return number", "wrong", "Not yet. You gave [1, 2, 3]. That is your own number."),
-    ("if dist.get_rank() == 0: dist.barrier()\n    return number", "wrong", "same collectives"),
-    ("1 / 0", "wrong", "it raised ZeroDivisionError: division by zero. In line 4: `1 / 0`. It cannot divide."),
-    ("dist.barrier()", "wrong", f"Not yet. {NOTHING}"),
-    ("dist.barrier(", "wrong", "cannot be run: SyntaxError"),
-    ("time.sleep(1000)", "wrong", "No end within 6 s: rank 0 and 1 and 2 still ran"),
-    ("os.abort()", "wrong", "died (SIGABRT)"),
-    ("if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "wrong", "rank 1 died (exit status 3). Does"),
-    ("os._exit(0)", "wrong", "leave the process?"),
-])
-def test_an_answer_in_a_file_runs_on_ranks(body, outcome, message, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("body", "outcome", "words", "mistake"), [
+    ("total = torch.tensor(number); dist.all_reduce(total); return total.item()", "right", "", []),
+    ("return number", "wrong", "[1, 2, 3]", ["That is your own number."]),
+    ("if dist.get_rank() == 0: dist.barrier()\n    return number", "wrong", "", []),
+    ("1 / 0", "wrong", "In line 4: `1 / 0`", ["It cannot divide."]), ("dist.barrier()", "wrong", NOTHING, []),
+    ("dist.barrier(", "wrong", "SyntaxError", []), ("time.sleep(1000)", "wrong", "rank 0 and 1 and 2", []),
+    ("os.abort()", "wrong", "SIGABRT", []), ("os._exit(0)", "wrong", "", []),
+    ("if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "wrong", "rank 1 died (exit status 3)", [])])
+def test_an_answer_in_a_file_runs_on_ranks_and_a_hang_or_a_death_ends(body, outcome, words, mistake, tmp_path,
+                                                                       monkeypatch):
     monkeypatch.setattr(on_ranks, "LIMIT", 6)
     verdict = total.verdict(in_a_file(tmp_path, body))
-    assert verdict[0] == outcome and message in verdict[1]
+    assert (verdict[0], mistakes_in(total, verdict[1])) == (outcome, mistake) and words in verdict[1], verdict
     assert [file.name for file in tmp_path.iterdir()] == ["answer.py"]
 
 
@@ -314,16 +220,15 @@ def test_an_answer_in_a_file_runs_on_ranks(body, outcome, message, tmp_path, mon
     "raise NotImplementedError", '"""In place."""\n    raise NotImplementedError', None])
 def test_for_a_stub_or_no_file_no_rank_is_started(body, tmp_path, monkeypatch):
     monkeypatch.delattr(on_ranks.multiprocessing, "get_context")
-    path = in_a_file(tmp_path, body) if body else tmp_path / "none.py"
-    assert total.verdict(path) == ("untried", "Not tried yet.")
+    assert total.verdict(in_a_file(tmp_path, body) if body else tmp_path / "none.py")[0] == "untried"
 
 
 def never_begins(*_):
     time.sleep(60)
 
 
-def test_a_machine_that_takes_long_to_start_ranks_is_not_the_answer_s_fault(tmp_path, monkeypatch):
+def test_a_machine_that_takes_long_to_start_ranks_ends_the_check_and_is_nobody_s_mistake(tmp_path, monkeypatch):
     monkeypatch.setattr(on_ranks, "START", 1)
     monkeypatch.setattr(on_ranks, "be_rank", never_begins)
     outcome, message = total.verdict(in_a_file(tmp_path, "return 0"))
-    assert outcome == "wrong" and message.endswith("Run this again.") and "Your answer is not at fault" in message
+    assert outcome == "wrong" and mistakes_in(total, message) == []

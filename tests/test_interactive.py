@@ -2,22 +2,16 @@
 
 import json
 import random
-import re
-import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
 from course import interactive, lesson
-from course.plots.style import COLOURS, GREY
-from lessons.l04_collectives import collectives_shown
 from lessons.l06_ddp.buckets import make_buckets
 from lessons.l08_predict_scaling.scaling import Job, Link, StepTime, ddp_buckets, speedup
 
 in_a_browser = pytest.mark.browser
-each_page = pytest.mark.parametrize("name", interactive.TITLES)
 
 
 @pytest.fixture
@@ -37,45 +31,12 @@ def opened(open_page, tmp_path):
     assert [page.complaints for page in pages if page.complaints] == []
 
 
-def sentence(page):
-    return page.locator("#said").inner_text()
-
-
-def slide(page, name, value):
-    """Move a slider with the keyboard alone, from its beginning."""
-    page.locator(f"#{name}").focus()
-    page.keyboard.press("Home")
-    for _ in range(value):
-        page.keyboard.press("ArrowRight")
-
-
 # ---------------------------------------------------------------- the files
-
-
-@each_page
-def test_a_page_holds_all_that_it_needs(name):
-    html = interactive.page(name).replace("http://www.w3.org/2000/svg", "")  # a name, not an address
-    assert html.startswith("<!DOCTYPE html>") and html.count("<script>") == html.count("</script>") == 2
-    assert not any(f"@{part}@" in html for part in ("title", "style", "body", "orders"))
-    assert not any(sign in html for sign in ("http:", "https:", "src=", "href=", "url(", "import("))
-    assert "default-src 'none'" in html, "the browser itself refuses every request"
 
 
 def test_the_orders_are_torchs():
     """Where they are not: python -c 'from course import interactive; interactive.write_orders()'"""
     assert json.loads(interactive.ORDERS.read_text()) == interactive.orders()
-
-
-def test_the_colours_are_those_of_the_plots():
-    shell = interactive.page("ring")
-    assert all(f"['{colour}'" in shell for colour in [*COLOURS, GREY])
-
-
-@each_page
-def test_what_a_notebook_keeps_is_small(name, monkeypatch):
-    kept = shown_in_a_notebook(name, monkeypatch)
-    assert len(json.dumps(kept)) < 30_000
-    assert kept["text/plain"] == interactive.TITLES[name] and "JupyterLab" in kept["text/html"]
 
 
 def shown_in_a_notebook(name, monkeypatch):
@@ -109,68 +70,18 @@ def test_the_sampler_deals_as_torchs_does(opened):
         assert set(dealt["dropped"]) == set(range(n)).difference(*shards), case
 
 
-class RanksInThreads:
-    """What collectives_shown.ring_steps needs of torch.distributed, for ranks that are threads of this process."""
-
-    isend, irecv, P2POp = "send", "recv", staticmethod(lambda *told: told)
-
-    def __init__(self, ranks):
-        self.ranks, self.here, self.sent = ranks, threading.local(), [None] * ranks
-        self.all_have_come = threading.Barrier(ranks, timeout=60)
-
-    def get_rank(self):
-        return self.here.rank
-
-    def get_world_size(self):
-        return self.ranks
-
-    def batch_isend_irecv(self, transfers):
-        (_, outgoing, right), (_, arriving, left) = transfers
-        self.sent[self.here.rank] = right, outgoing.clone()
-        self.all_have_come.wait()
-        to, tensor = self.sent[left]
-        assert to == self.here.rank
-        arriving.copy_(tensor)
-        self.all_have_come.wait()
-        return [SimpleNamespace(wait=lambda: None)] * 2
-
-
-def ring_in_python(values, monkeypatch):
-    """(cells, chunks sent, bytes sent so far) of all ranks after each step of the lesson's own ring."""
-    ranks = len(values)
-    dist = RanksInThreads(ranks)
-    monkeypatch.setattr(collectives_shown, "dist", dist)
-    steps = [[] for _ in values]
-
-    def be(rank):
-        dist.here.rank, mine, sum_of_bytes = rank, torch.tensor(values[rank], dtype=torch.float32), 0
-        for chunk, sent in collectives_shown.ring_steps(mine):
-            sum_of_bytes += sent
-            steps[rank].append((mine.tolist(), chunk, sum_of_bytes))
-
-    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return [tuple(map(list, zip(*step, strict=True))) for step in zip(*steps, strict=True)]
-
-
 @in_a_browser
-def test_the_ring_goes_as_the_lessons_ring(opened, monkeypatch):
+def test_the_ring_ends_with_all_sums_and_says_what_it_sent(opened):
+    """2 (n - 1) steps; a cell is the sum of those ranks that the page says are in it. The lesson's own ring:
+    lessons/l04_collectives/test_collectives.py."""
     random.seed(0)
-    cases = [[[random.randint(-99, 99) for _ in range(ranks)] for _ in range(ranks)]
-             for ranks in range(2, 9) for _ in range(5)]
+    cases = [[[random.randint(-99, 99) for _ in range(ranks)] for _ in range(ranks)] for ranks in range(2, 9)]
     found = opened("ring").evaluate("""cases => cases.map(values => ring(values).map((state, step) =>
         ({...state, bytes: sent_bytes(4 * values.length, values.length, step)})))""", cases)
-    for values, (start, *states) in zip(cases, found, strict=True):
+    for values, states in zip(cases, found, strict=True):
         ranks = len(values)
-        assert start["cells"] == values and start["sent"] is None and start["bytes"] == 0
-        wanted = ring_in_python(values, monkeypatch)
-        assert len(states) == len(wanted) == 2 * (ranks - 1)
-        for state, (cells, sent, sent_bytes) in zip(states, wanted, strict=True):
-            assert state["cells"] == cells and state["sent"] == sent
-            assert [state["bytes"]] * ranks == sent_bytes
+        assert states[0]["cells"] == values and states[0]["bytes"] == 0 and len(states) == 2 * (ranks - 1) + 1
+        for state in states[1:]:
             for row, cell_row in zip(state["from"], state["cells"], strict=True):
                 for chunk, (bits, cell) in enumerate(zip(row, cell_row, strict=True)):
                     assert cell == sum(values[rank][chunk] for rank in range(ranks) if bits >> rank & 1)
@@ -230,32 +141,8 @@ def test_the_buckets_are_the_lessons_and_leave_in_turn(opened):
 
 
 @in_a_browser
-def test_the_sampler_with_the_keyboard(opened):
-    page = opened("sampler")
-    assert "21 items, 2 ranks: each rank gets 11. 1 of the 22 places is padding" in sentence(page)
-    slide(page, "ranks", 4)
-    assert "21 items, 5 ranks: each rank gets 5. 4 of the 25 places are padding: 4 items are seen" in sentence(page)
-    assert page.locator("#order .again").count() == page.locator("#shards .again").count() == 4
-    page.locator("#drop_last").focus()
-    page.keyboard.press("Space")
-    assert "each rank gets 4. 1 item is seen by nobody in this epoch." in sentence(page)
-    assert page.locator("#order .nobody").all_inner_texts() == ["20×\nnone"]
-    page.get_by_label("shuffle").check()
-    slide(page, "epoch", 3)
-    order = torch.randperm(21, generator=torch.Generator().manual_seed(3)).tolist()
-    assert [int(text.strip("×")) for text in page.locator("#order b").all_inner_texts()] == order
-    assert "Epoch 3 has its own order" in sentence(page)
-    slide(page, "n", 2)
-    assert "3 items, 5 ranks: each rank gets 0. There is no step, and no error" in sentence(page)
-    page.get_by_label("drop_last").uncheck()
-    slide(page, "ranks", 7)
-    assert "5 of the 8 places are padding: an item is seen up to 3 times." in sentence(page)
-
-
-@in_a_browser
 def test_the_ring_with_the_keyboard(opened):
     page = opened("ring")
-    assert sentence(page) == "Step 0 of 14: each rank holds its own numbers."
     page.get_by_role("button", name="Next step").focus()
     held = []  # who holds the whole sum of chunk 0, after each step
     for _ in range(20):  # beyond the end nothing happens
@@ -263,129 +150,31 @@ def test_the_ring_with_the_keyboard(opened):
         held.append([row for row in range(8) if "sum of all ranks" in
                      page.locator("#cells tr").nth(row).locator("td").first.inner_text()])
     assert [ranks for ranks in held if ranks][0] == [7] and held[12] == [0, 1, 2, 3, 4, 5, 7], "lesson 04 says so"
-    assert sentence(page) == "Step 14 of 14, all-gather: what arrives is copied. All ranks hold all sums."
-    assert page.locator("#grid .all").count() == 64 and page.locator("#grid .came").count() == 8
-    assert page.locator("#sends li").count() == 8
-    assert "(1.75 times its tensor)" in page.locator("#bytes tr").first.inner_text()
-    page.get_by_role("button", name="Step back").click()
-    assert sentence(page).startswith("Step 13 of 14") and page.locator("#grid .all").count() == 56
-    before = page.locator("#cells").inner_text()
-    page.get_by_role("button", name="To the start").click()
-    page.get_by_role("button", name="Step back").click(force=True)  # it says that it does nothing here
-    assert sentence(page).startswith("Step 0 of 14")
-    page.get_by_role("button", name="Other numbers").click()
-    assert page.locator("#cells").inner_text() != before and page.locator("#sends").inner_text() == "Nothing yet."
+    assert page.locator("#grid .all").count() == 64 and page.locator("#sends li").count() == 8
 
 
 @in_a_browser
-@pytest.mark.parametrize(("name", "answers", "of_2"), [
-    ("sampler", [5, 8], "With 2 ranks the last round has 1 item: 1 repetition."),
-    ("ring", [7, 6], "Rank 2 holds it after step 10 of 14."),
-    ("buckets", [4, "smaller"], "With 2 MiB (6 buckets) the step takes 21 ms."),
-    ("scaling", [16, "more ranks"], "With 2 ranks a step takes 135 ms: computing 133 ms, ")])
-def test_a_page_takes_a_guess_and_then_tells_why(name, answers, of_2, opened):
+@pytest.mark.parametrize(("name", "answers"), [("sampler", [5, 8]), ("ring", [7, 6]), ("buckets", [4, "smaller"]),
+                                               ("scaling", [16, "more ranks"])])
+def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
     page = opened(name)
     lists, compare = page.locator(".guess select"), page.get_by_role("button", name="Compare")
-    compare.click(force=True)  # nothing is told before the guess
-    assert page.locator("#told").inner_text() == "Choose a guess first."
     for number, answer in enumerate(answers):
         lists.nth(number).select_option(str(answer))
     compare.click()
-    told = page.locator("#told").inner_text()
-    assert told.count("✓") == told.count("as you guessed") == 2 and of_2 not in told
+    assert page.locator("#told").inner_text().count("✓") == 2
     lists.first.select_option("2")
     compare.click()
-    told = page.locator("#told").inner_text()
-    assert told.startswith("✗") and f" {answers[0]}, not 2." in told and of_2 in told
-
-
-@in_a_browser
-def test_buttons_move_a_slider_by_one_and_all_steps_are_drawn_on_one_axis(opened):
-    page = opened("buckets")
-    page.get_by_role("button", name="less: Bucket size").click(click_count=3)
-    assert sentence(page).startswith("3 buckets: the step waits") and page.locator("#sent tbody tr").count() == 3
-    page.get_by_role("button", name="more: Bucket size").click()
-    assert page.locator("#cap_told").inner_text() == "6 MiB"
-    steps = page.locator("#plot text", has_text=re.compile(r"^(★ )?\d+ MiB: "))
-    assert steps.all_text_contents() == ["1 MiB: not tried", "2 MiB: not tried", "3 MiB: not tried", "★ 4 MiB: 15.5 ms",
-                                       "6 MiB: 15.9 ms", "8 MiB: 15.8 ms", "12 MiB: 17 ms"]
-    page.evaluate("for (const size of sizes) tried.add(size); draw()")
-    scale = page.evaluate("""[...document.querySelectorAll('#plot rect')].slice(0, sizes.length).map(
-        (bar, i) => bar.width.baseVal.value / ends(sizes[i]))""")
-    assert scale == pytest.approx([scale[0]] * 7) and 250 < page.evaluate("ends(1)") * scale[0] < 350
-
-
-@in_a_browser
-def test_the_scaling_model_with_the_keyboard(opened):
-    page = opened("scaling")
-    assert sentence(page).startswith("8 ranks: ")
-    slide(page, "ranks", 9)
-    assert "A batch of 256 has no more than 256 parts. 16 ranks would be faster." in sentence(page)
-    job = Job(StepTime(0.005, 0.001), 1e8, Link(50e-6, 1e10), ddp_buckets(1e8))
-    by_ranks = {2**k: speedup(job, 2**k, 256, strong=True)[0] for k in range(9)}
-    assert max(by_ranks, key=by_ranks.get) == 16, "the model of lesson 08 begins as the page does"
-    assert sentence(page).startswith(f"256 ranks: {by_ranks[256]:.3g} times as fast as one")
-    assert page.locator("#plot circle").count() == len(by_ranks)
-    assert page.locator("#ranks_told").inner_text() == "256 of 1024 ranks have a part"
-    page.get_by_label("each rank").check()
-    slide(page, "ranks", 0)
-    slide(page, "cores", 0)
-    slide(page, "bandwidth", 0)
-    page.get_by_label("overlap").uncheck()
-    assert "One rank alone is faster." in sentence(page)
-    assert page.locator("#plot").get_attribute("aria-label").endswith(sentence(page))
-    page.evaluate("plot([[1, 1], [2, 2 ** -8], [4, 2 ** -9]], 4)")  # far slower than one rank, and still in the picture
-    heights = page.evaluate("[...document.querySelectorAll('#plot circle')].map(each => each.cy.baseVal.value)")
-    assert heights[0] < heights[1] < heights[2] < 216
-    page.get_by_role("button", name="GPUs on Ethernet").click()
-    assert sentence(page).startswith("64 ranks: ")
-
-
-# ---------------------------------------------------------------- for everyone
-
-FULL = {  # each page as full as it gets
-    "sampler": "at('n').value = 32; at('ranks').value = 7; at('shuffle').checked = true; draw()",
-    "ring": "at('ranks').value = 8; begin(); go(9)",
-    "buckets": "at('cap').value = 0; draw()",
-    "scaling": "at('strong').checked = true; at('ranks').value = 9; at('batch').value = 12; draw()",
-}
-CUT_OFF = """() => [...document.querySelectorAll('body *')].filter(each => !each.closest('.unseen, svg') &&
-    each.clientWidth && each.scrollWidth > each.clientWidth + 1).map(each => each.outerHTML)"""
-
-
-@in_a_browser
-@each_page
-@pytest.mark.parametrize(("theme", "width"), [("light", 328), ("dark", 1280)])  # 328: in a page on a phone
-def test_a_page_can_be_read(name, theme, width, opened):
-    from axe_playwright_python.sync_playwright import Axe
-
-    page = opened(name, width, theme)
-    page.evaluate(FULL[name])
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(CUT_OFF) == []
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
-    assert dark == (theme == "dark")
-    violations = Axe().run(page).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in violations] == []
+    assert page.locator("#told").inner_text().startswith("✗")
 
 
 @in_a_browser
 def test_in_a_notebook_it_is_as_high_as_it_is_long_and_as_dark_as_the_page_around_it(opened, monkeypatch):
     output = shown_in_a_notebook("ring", monkeypatch)["text/html"]
-    page = opened("notebook", html="<!DOCTYPE html><html lang='en' data-theme='dark'><meta charset='utf-8'><style>"
-                                   f"button {{ display: none }}</style><body>{output}</body></html>")
-    inside = page.frame_locator("iframe")
-    inside.locator("#said").wait_for()
+    page = opened("notebook", html="<!DOCTYPE html><html lang='en' data-theme='dark'><meta charset='utf-8'>"
+                                   f"<body>{output}</body></html>")
+    page.frame_locator("iframe").locator("#said").wait_for()
     background = "getComputedStyle(document.querySelector('iframe').contentDocument.body).backgroundColor"
-    page.wait_for_function(f"{background} === 'rgb(22, 24, 28)'")
-    page.evaluate("document.documentElement.dataset.theme = 'light'")
-    page.wait_for_function(f"{background} === 'rgb(255, 255, 255)'")
-    page.evaluate("delete document.documentElement.dataset.theme; document.body.dataset.jpThemeLight = 'false'")
     page.wait_for_function(f"{background} === 'rgb(22, 24, 28)'")
     page.wait_for_function("""() => { const frame = document.querySelector('iframe'), inside = frame.contentDocument
         return inside.documentElement.scrollHeight <= frame.clientHeight + 1 && frame.clientHeight < 1500 }""")
-    assert not page.get_by_text("run this cell in JupyterLab").is_visible()
-    height = page.locator("iframe").evaluate("frame => frame.clientHeight")
-    page.set_viewport_size({"width": 360, "height": 800})
-    page.wait_for_function(f"document.querySelector('iframe').clientHeight > {height}")
-    assert inside.get_by_role("button", name="Next step").is_visible(), "the notebook's style does not reach inside"

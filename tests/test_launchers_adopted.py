@@ -1,9 +1,6 @@
 """Launchers other than torchrun: their ranks are adopted, or refused in one line at once."""
 
 import dataclasses
-import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,7 +17,6 @@ MPI = {
     "Open MPI": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
                  "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
     "MPICH": {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-    "PALS": {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PMI_LOCAL_SIZE": "2"},
 }
 MEET = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -72,34 +68,12 @@ def test_ranks_with_cores_of_their_own_are_not_said_to_share_them(launcher, warn
     assert ("2 ranks share 1 cores" in caplog.text) == warned
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_ranks_of_open_mpi_itself_train_together(ranks, tmp_path):
-    if not shutil.which("mpirun"):
-        pytest.skip("no mpirun here")
-    mpirun = ["mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe"]
-    meet = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={rendezvous.free_port()}"]
-    program = [sys.executable, "main.py", *map(str, SMALL), "--verbose", "--save-model", str(tmp_path / "m.pt")]
-
-    def started(*command, **env):
-        return subprocess.run(command, cwd=runner.ROOT, env=runner.environment(**env), capture_output=True, text=True,
-                              timeout=runner.LIMIT)
-
-    done = started(*mpirun, *meet, *program)
-    assert done.returncode == 0 and f"{ranks} rank(s) x batch 64" in done.stderr, done.stderr
-    assert {line.split(" on ")[0] for line in done.stderr.splitlines() if line.startswith("rank ")} == {
-        f"rank {rank} of {ranks}" for rank in range(ranks)}
-    assert done.stderr.count("Epoch: 0") == 1 and (tmp_path / "m.pt").exists()
-    done = started(*mpirun, *program)
-    assert done.returncode == 2 and f"mpirun started {ranks} processes and does not say" in done.stderr, done.stderr
-
-
 @pytest.mark.parametrize(("env", "words"), [
     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "mpirun started 2"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
-    ({"PALS_RANKID": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
     ({**MPI["Open MPI"], **MEET, "RANK": "0", "WORLD_SIZE": "1"}, "each found RANK 0 and WORLD_SIZE 1"),
     ({**STEP, "SLURM_JOB_NAME": "bash"}, "looks like an interactive shell"),
-], ids=["Open MPI", "MPICH", "PALS", "variables left over", "srun --pty bash"])
+], ids=["Open MPI", "MPICH", "variables left over", "srun --pty bash"])
 def test_what_is_no_rank_is_refused(env, words):
     """As in the list of cases that were found silent, or waiting for ten minutes."""
     with pytest.raises(files.Refused, match=words):
@@ -107,27 +81,18 @@ def test_what_is_no_rank_is_refused(env, words):
 
 
 @pytest.mark.parametrize(("name", "step", "launcher"), [
-    ("spawner-jupyterhub", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, "python"),
     ("bash", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, "python"),
     ("bash", {"SLURM_STEP_ID": "1"}, "srun"),  # typed in such a shell: srun python main.py
-    ("interactive", {}, "srun"),  # typed after salloc
     ("train", {}, "srun"),
 ])
 def test_a_step_of_one_task_is_one_process_and_srun_in_a_shell_makes_ranks(name, step, launcher):
     assert launch.find_placement("cpu", env={**STEP, "SLURM_JOB_NAME": name, **step}).launcher == launcher
 
 
-@pytest.mark.parametrize(("scheme", "start"), [("tcp", "torchrun"), ("file", "by hand")])
-def test_ranks_meet_at_a_dist_url(scheme, start, forked_python, tmp_path):
-    url = f"tcp://127.0.0.1:{rendezvous.free_port()}" if scheme == "tcp" else f"file://{tmp_path}/meet"
-    options = [*SMALL, "--timeout", 30, "--dist-url", url]
-    if start == "torchrun":
-        done = runner.torchrun(2, *options, PYTHON_EXEC=forked_python)
-        assert done.returncode == 0 and "2 rank(s) x batch 64" in done.stderr, done.stderr
-    else:
-        tasks = runner.together([{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in (0, 1)], *options)
-        assert [task.returncode for task in tasks] == [0, 0], [task.stderr for task in tasks]
-        assert "2 rank(s) x batch 64" in tasks[0].stderr
+def test_ranks_of_torchrun_meet_at_a_dist_url():
+    url = f"tcp://127.0.0.1:{rendezvous.free_port()}"
+    done = runner.torchrun(2, *SMALL, "--timeout", 30, "--dist-url", url)
+    assert done.returncode == 0 and "2 rank(s) x batch 64" in done.stderr, done.stderr
 
 
 def test_a_torchrun_that_cannot_serve_tcp_is_refused(monkeypatch):

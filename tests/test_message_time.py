@@ -56,7 +56,7 @@ def test_a_fit_is_never_negative():
 
 
 @pytest.mark.parametrize(("sizes", "seconds"), [
-    ([], []), ([1], [1]), ([5, 5], [1, 2]), ([1, 2], [1]), ([1, 2], [0, 1]), ([-1, 2], [1, 2]), ([1, 2], [1, np.nan]),
+    ([], []), ([1], [1]), ([5, 5], [1, 2]), ([1, 2], [1]), ([1, 2], [1, np.nan]),
 ])
 def test_what_cannot_be_fitted_is_said(sizes, seconds):
     with pytest.raises(ValueError, match="a fit needs"):

@@ -86,13 +86,6 @@ def test_no_output_shows_a_path_of_the_machine(path):
             assert not found, f"{found[0]} in an output of: {cell.source}"
 
 
-def test_the_search_for_paths_finds_them_and_spares_links():
-    for shown in ("/home/ann/x", "File /root/x.py", "file:///Users/ann/", '"/tmp/torchelastic_1"', "C:\\Users\\ann"):
-        assert MACHINE_PATH.search(shown), shown
-    for spared in ("https://example.org/home/page", "results/work/run.jsonl", "/dev/shm", "tmp/x", "data/home/x"):
-        assert not MACHINE_PATH.search(spared), spared
-
-
 PAGES = [*NOTEBOOKS, *ROOT.glob("*.md"), *(ROOT / "results").rglob("*.md"), *(ROOT / "site").rglob("*.md")]
 
 
@@ -130,60 +123,12 @@ def test_the_first_code_cell_is_the_same_everywhere():
     assert all(source.endswith("lesson.begin()") and source.count("\n") == 2 for source in first)
 
 
-# ------------------------------------------------------------------- what a learner sees in a lesson: the subject
-
-# What a function in a visible cell may not touch: tables, text and axes belong into folded cells and show.py
-SHOWING = {"Markdown", "HTML", "display", "print", "plt", "ax", "axes", "fig", "lesson", "plots"}
-AXES_WORK = re.compile(r"^ *(?:ax|axes|fig|plt)(?:\[.*\])?\.(?!show\(|subplots\()", re.MULTILINE)
-
-
-def parsed(cell):
-    """The cell's Python: `...` for a !command, with the lines in which it goes on, and for a %magic. A %%magic cell is
-    none of the lesson's Python, but for a file that it writes."""
-    if cell.source.startswith("%%") and not cell.source.startswith("%%writefile"):
-        return ast.parse("")
-    return ast.parse(re.sub(r"^([ \t]*)[!%](?:.*\\\n)*.*|(?<== )!.*", r"\1...", cell.source, flags=re.MULTILINE))
-
-
-def visible_lines(path):
-    return [line for cell in code_cells(path) for line in cell.source.splitlines() if line.strip()]
-
-
-def test_the_performance_notebook_starts_eight_ranks_as_a_reader_would():
-    (performance,) = [path for path in NOTEBOOKS if path.stem == "07_performance"]
-    assert any(line.startswith("!torchrun --nproc_per_node=8 main.py ") for line in visible_lines(performance))
-
-
 @each_notebook
-def test_no_line_of_code_is_longer_than_a_hundred_characters(path):
-    assert [line for line in visible_lines(path) if len(line) > 100] == []
-
-
-@each_notebook
-def test_visible_cells_define_no_function_for_tables_text_or_axes(path):
+def test_no_run_is_committed_that_could_not_show_its_point(path):
     for cell in code_cells(path):
-        if folded(cell):
-            continue
-        for node in ast.walk(parsed(cell)):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
-                used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} & SHOWING
-                assert not used, f"{used} in a function of: {cell.source}"
-        assert not AXES_WORK.search(cell.source), cell.source
-
-
-@each_notebook
-def test_figures_are_numbered_and_shown_with_a_caption(path):
-    """Each picture of a cell is followed by its number, and no run is committed that could not show its point."""
-    captions = []
-    for cell in code_cells(path):
-        assert "plt.show(" not in cell.source, cell.source
-        shown = [output.data for output in cell.outputs if "data" in output]
-        words = [data["text/markdown"] for data in shown if "text/markdown" in data]
-        captions += [word for word in words if word.startswith("**Figure ")]
-        assert any("image/png" in data for data in shown) <= any(word in captions for word in words), cell.source
-        assert not any(NOT_SHOWN in word or "**disturbed**" in word for word in words), words
-    assert [int(re.match(r"\*\*Figure (\d+)\.\*\* \S", caption)[1]) for caption in captions] == list(
-        range(1, len(captions) + 1))
+        for output in cell.outputs:
+            words = output.get("data", {}).get("text/markdown", "")
+            assert NOT_SHOWN not in words and "**disturbed**" not in words, words
 
 
 @each_notebook
@@ -194,16 +139,12 @@ def test_predictions_are_asked_and_not_filled_in(path):
 
 
 @each_notebook
-def test_a_lesson_says_what_it_asks_and_takes_and_where_it_leads(path):
+def test_a_lesson_says_what_it_takes_and_where_it_leads(path):
     notebook = read(path)
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    course, opening, closing = notebook.metadata.course, texts[0], "\n".join(texts[-2:])
-    for part in ("**The question.**", "**You will be able to**", "**You need**"):
-        assert part in opening
-    assert f"**Time.** About {course.minutes} minutes for you, {-(-course.seconds // 60)} for the machine." in opening
-    remember = closing.partition("## What to remember")[2].partition("**Next:**")
-    assert re.findall(r"^(\d)\. ", remember[0], re.MULTILINE) == ["1", "2", "3"]
-    assert re.search(r"\[.+\]\(\d\d[a-z]?_\w+\.ipynb\)", remember[2]) or path == NOTEBOOKS[-1]
+    course = notebook.metadata.course
+    assert f"**Time.** About {course.minutes} minutes for you, {-(-course.seconds // 60)} for the machine." in texts[0]
+    assert re.search(r"\[.+\]\(\d\d[a-z]?_\w+\.ipynb\)", "\n".join(texts[-2:])) or path == NOTEBOOKS[-1]
 
 
 def test_notebooks_stay_small():

@@ -1,8 +1,7 @@
 """Every notebook, executed as a class or a CI would: papermill's command line, quick tier.
 
 The kernel begins in the root for every second notebook and in notebooks/ for the rest. (The cell that finds the root is
-the same everywhere: test_notebooks.py.) torchrun, its ranks and scripts are forked (forked_python.py); those of the
-notebook that runs in a browser are not (test_browser.py).
+the same everywhere: test_notebooks.py.)
 """
 
 import subprocess
@@ -20,15 +19,13 @@ RUNS = [(path, (".", "notebooks")[number % 2]) for number, path in enumerate(NOT
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("path", "folder"), RUNS, ids=lambda value: getattr(value, "stem", value))
-def test_quick_tier_runs_without_error(path, folder, forked_python, tmp_path):
+def test_quick_tier_runs_without_error(path, folder, tmp_path):
     quick = nbformat.read(path, as_version=4).metadata.course.quick.parameters
     parameters = [word for name, value in quick.items() for word in ("-p", name, str(value))]
-    executed, startup = tmp_path / path.name, tmp_path / "profile_default/startup/python.py"
-    startup.parent.mkdir(parents=True)
-    startup.write_text(f"import sys\nsys.executable = {str(forked_python)!r}\n")  # of a lesson's !python and !torchrun
+    executed = tmp_path / path.name
     done = subprocess.run([Path(sys.executable).with_name("papermill"), path, executed, "--cwd", runner.ROOT / folder,
                            "--execution-timeout", "300", *parameters], cwd=runner.ROOT,
-                          env=runner.environment(PYTHON_EXEC=forked_python, IPYTHONDIR=str(tmp_path)),
+                          env=runner.environment(IPYTHONDIR=str(tmp_path)),
                           capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     cells = nbformat.read(executed, as_version=4).cells

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from course import plots, png, runs
-from lessons.l12_break_it import show as l12
+from course import plots, runs
+from scripts import notebook_runs
 from tests.test_runs import RECORDED, as_text, end_record, epoch_record, run_record
 
 mpl.use("Agg")
@@ -63,18 +63,6 @@ def draw(function, df):
 
 
 @pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
-def test_a_picture_has_units_a_title_and_its_runs(function, live):
-    ax = draw(function, live)
-    assert ax.get_title(loc="left") and ax.get_xlabel()
-    if function not in (plots.phases, plots.seconds_per_epoch):
-        assert ax.get_ylabel()
-    if function not in SCALING:
-        assert "single" in texts(ax) and "ddp2" in texts(ax)
-    assert any("(unfinished)" in text for text in texts(ax)) and "SYNTHETIC" not in said(ax)
-    assert tuple(ax.figure.get_size_inches()) == (10, 6)
-
-
-@pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
 def test_a_picture_is_drawn_where_it_is_told_and_says_that_data_are_synthetic(function, log):
     table = runs.read_runs([log(f"ddp{n}", n, dataset="synthetic", synthetic=True) for n in (1, 2)])
     figure, (left, right) = plt.subplots(1, 2)
@@ -96,37 +84,12 @@ def test_an_empty_table_is_refused(function, live):
     assert not plt.get_fignums()
 
 
-def test_of_several_runs_the_synthetic_ones_are_named(log):
-    df = runs.read_runs([log("real"), log("fake", dataset="synthetic", synthetic=True)])
-    assert "SYNTHETIC DATA: fake" in texts(plots.loss_by_epoch(df))
-    many = [log(f"fake{i}", dataset="synthetic", synthetic=True) for i in range(4)]
-    assert "SYNTHETIC DATA: 4 of 5 runs" in texts(plots.loss_by_epoch(runs.read_runs([log("real"), *many])))
-
-
-@pytest.mark.parametrize("function", [plots.loss_by_epoch, plots.seconds_per_epoch, plots.speedup])
-def test_live_and_recorded_runs_are_told_apart(function, live):
-    assert "live" not in said(draw(function, live)), "needs no label as long as all is live"
-    both = pd.concat([live, runs.read_runs(RECORDED)], ignore_index=True)
-    ax = draw(function, both)
-    assert {"live: this machine", "recorded: tutorial-one-gpu-vs-eight"} <= set(texts(ax))
-    marks = ax.patches if function is plots.seconds_per_epoch else ax.get_legend().legend_handles
-    assert {"-", "--"} <= {mark.get_linestyle() for mark in marks}
-    if function is plots.loss_by_epoch:
-        assert [line.get_markerfacecolor() == "white" for line in ax.lines] == [False] * 3 + [True] * 2
-
-
 def test_a_prediction_is_dotted(live):
     guess = pd.DataFrame({"label": "guess", "source": "predicted", "world_size": [1, 2, 8], "speedup": [1.0, 2.0, 7.0]})
     ax = plots.speedup(pd.concat([runs.speedup_table(live), guess]))
     assert line_of(ax, ":")[0].get_ydata().tolist() == [1, 2, 7]
     assert "predicted" in texts(ax) and "7.00×" in texts(ax)
     assert line_of(plots.speedup(guess), ":")
-
-
-def test_a_label_with_dollars_is_no_formula(log):
-    df = runs.read_runs({r"$\frac$ of $x": log("a")})
-    for function in (plots.loss_by_epoch, plots.seconds_per_epoch):
-        draw(function, df).figure.canvas.draw()
 
 
 # ---------------------------------------------------------------- the curves
@@ -151,21 +114,6 @@ def test_a_lost_epoch_or_loss_is_a_gap_and_a_missing_time_ends_the_line(log):
     assert np.isnan(plots.loss_by_epoch(by_hand).lines[0].get_ydata()).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("function", [plots.loss_by_epoch, plots.phases, plots.seconds_per_epoch])
-def test_a_run_without_epochs_does_no_harm(function, log):
-    draw(function, runs.read_runs([log("single"), log("nothing", 2, epochs=(), ended=False)]))
-
-
-def test_labels_do_not_cover_each_other(log):
-    df = runs.read_runs([log(f"run-number-{i}") for i in range(12)])
-    ax = plots.loss_by_epoch(df)
-    ax.figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert len(boxes) == 12
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert all(box.x0 > ax.transData.transform((4, 0))[0] for box in boxes), "they stand right of the lines' ends"
-
-
 # ---------------------------------------------------------------- run against run
 
 
@@ -178,18 +126,6 @@ def test_phases_are_stacked_medians_without_the_warm_up(log):
     assert {"data", "forward", "backward", "update"} <= set(texts(ax))
     both = pd.concat([df, runs.read_runs(RECORDED)])
     assert sum("phases not in this log" in text for text in texts(plots.phases(both))) == 2
-
-
-def test_under_the_ceiling_stand_the_losses_the_runs_and_the_prediction(live):
-    ceilings = {2: {"low": 1.8, "ceiling": 1.9, "high": 2.0}, 8: {"low": 1.7, "ceiling": 1.75, "high": 1.9}}
-    ax = plots.under_ceiling(runs.speedup_table(live), ceilings, 2, plt.subplots()[1], 7.0)
-    assert {"ideal", "a device each: 2", "ceiling: 1.75", "DDP: 8.00", "you: 7"} <= set(texts(ax))
-    assert {"lost: the ranks talk", "lost: the ranks share", "lost: the ranks take turns"} <= set(texts(ax))
-    assert [1, 1.9, 1.75] in [list(line.get_ydata()) for line in ax.lines]
-    between = plots.under_ceiling(runs.speedup_table(live), {8: ceilings[8]}, 2, plt.subplots()[1])
-    assert [1, pytest.approx(1 + 0.75 / 7), 1.75] in [list(line.get_ydata()) for line in between.lines]
-    bare = plots.under_ceiling(runs.speedup_table(live), ceilings, 2, plt.subplots()[1])
-    assert "you" not in said(bare)
 
 
 def typed(df, **seconds):
@@ -211,21 +147,6 @@ def test_the_whole_command_is_what_comes_once_and_the_epochs(log):
     assert "SYNTHETIC DATA" in texts(plots.whole_command(synthetic)) and "SYNTHETIC DATA" not in texts(ax)
 
 
-def test_the_whole_command_needs_the_clock_and_the_epochs_ends(log):
-    df = runs.read_run(log("a"))
-    for lacking in (df, typed(df, b=3.0), typed(df, a=50.0).drop(columns="time"), typed(df, a=50.0).iloc[:0]):
-        with pytest.raises(ValueError, match="nothing to draw"):
-            plots.whole_command(lacking)
-    assert not plt.get_fignums()
-
-
-def test_an_unknown_time_is_no_bar(log):
-    df = runs.read_runs([log("single"), log("nothing", 2, epochs=(), ended=False)])
-    ax = plots.seconds_per_epoch(runs.speedup_table(df))
-    assert [bar.get_width() for bar in ax.patches] == [12.0]
-    assert " not known" in texts(ax) and "nothing\n(unfinished)" in texts(ax)
-
-
 def test_scaling_is_drawn_against_the_ideal(live):
     table = runs.speedup_table(live)
     ax = plots.speedup(table)
@@ -240,31 +161,6 @@ def test_scaling_is_drawn_against_the_ideal(live):
     assert line_of(ax, "-")[0].get_ydata().tolist() == table["images_per_second"].tolist()
 
 
-def test_many_ranks_are_drawn_on_logarithmic_axes(log):
-    df = runs.read_runs([log(f"w{n}", n, cores=128) for n in (1, 8, 64)])
-    ax = plots.speedup(runs.speedup_table(df))
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "8", "64"]
-
-
-@pytest.mark.parametrize("function", SCALING)
-def test_more_ranks_than_cores_is_marked(function, live, log):
-    ax = draw(function, live)
-    assert "more ranks than cores (2)" in texts(ax)
-    (shade,) = ax.patches
-    left, right = shade.get_x(), shade.get_x() + shade.get_width()
-    assert 2 < left < 8 <= right
-    enough = runs.read_runs([log("single", 1, cores=8), log("ddp8", 8, cores=8)])
-    ax = draw(function, enough)
-    assert not ax.patches and "cores" not in said(ax)
-
-
-def test_it_says_whose_cores_where_there_are_several_machines(live, log):
-    other = [log(f"results/recorded/dgx/w{n}", n, device="cuda") for n in (1, 8)]
-    ax = draw(plots.speedup, pd.concat([live, runs.read_runs(other)], ignore_index=True))
-    assert [text for text in texts(ax) if "cores" in text] == ["this machine: more ranks than cores (2)"]
-
-
 def test_a_run_of_unknown_world_size_is_left_out(live):
     table = runs.speedup_table(live)
     table.loc[2, "world_size"] = pd.NA
@@ -276,22 +172,14 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
 # ---------------------------------------------------------------- the files, and the command that writes them
 
 
-def test_accuracy_stands_beside_itself_by_epoch_and_by_time(live):
-    by_epoch, by_time = plots.accuracy_twice(live).axes
-    for ax, last in ((by_epoch, live["epoch"].max()), (by_time, live.groupby("label")["seconds"].sum().max())):
-        assert {"single", "ddp2"} <= set(texts(ax)) and any("(unfinished)" in text for text in texts(ax))
-        assert max(line.get_xdata().max() for line in ax.lines if len(line.get_xdata())) == pytest.approx(last)
-    assert by_epoch.get_ylim() == by_time.get_ylim()
-
-
 def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
     plots.loss_by_epoch(pd.DataFrame({"epoch": [0, 1], "loss": [2.0, 1.0]})).figure.savefig(tmp_path / "plot.png")
     plt.imsave(tmp_path / "noise.png", np.random.default_rng(0).random((64, 64, 3)))
     plot, noise = ((tmp_path / name).read_bytes() for name in ("plot.png", "noise.png"))
-    (tmp_path / "small.png").write_bytes(small := png.small_png(plot))
+    (tmp_path / "small.png").write_bytes(small := notebook_runs.small_png(plot))
     before, after = (plt.imread(tmp_path / name)[..., :3] for name in ("plot.png", "small.png"))
     assert len(small) < len(plot) / 2 and abs(before - after).mean() < 0.5 / 255
-    assert png.small_png(noise) == noise
+    assert notebook_runs.small_png(noise) == noise
 
 
 # ---------------------------------------------------------------- timeline
@@ -325,44 +213,3 @@ def test_timeline_draws_each_event_from_its_start_to_its_end():
     assert {"forward", "backward", "all-reduce", "checkpoint"} == {t.get_text() for t in ax.get_legend().get_texts()}
     colours = [bar.get_facecolor() for bar in ax.patches]
     assert len(set(colours)) == 4, "a colour for each kind of event"
-
-
-def test_timeline_never_draws_one_bar_over_another():
-    numbers = np.random.default_rng(0)
-    start = numbers.uniform(0, 10, 60)
-    many = pd.DataFrame({"rank": numbers.integers(0, 3, 60), "event": "all-reduce", "start": start,
-                         "end": start + numbers.uniform(0.1, 4, 60)})
-    drawn = bars_of(plots.timeline(many))
-    assert len(drawn) == 60
-    for i, (start, end, row) in enumerate(drawn):
-        assert not any(abs(row - other) < 0.9 and start < b - 1e-6 and a < end - 1e-6 for a, b, other in drawn[:i])
-
-
-def test_timeline_writes_where_there_is_room_and_draws_where_it_is_told():
-    figure, (left, right) = plt.subplots(1, 2)
-    assert plots.timeline(EVENTS, right) is right and not left.has_data()
-    assert {"0", "1", r"\$x\$"} <= set(texts(right))
-    long = "a text that is much longer than its bar"
-    assert long not in texts(plots.timeline(EVENTS.assign(text=long), plt.figure(figsize=(4, 3)).subplots()))
-    with pytest.raises(ValueError, match="no rows"):
-        plots.timeline(EVENTS.iloc[:0])
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plots.timeline(EVENTS.drop(columns="end"))
-
-
-def test_steps_below_one_another_share_the_axis_and_one_key():
-    four = pd.concat([EVENTS.assign(rank=EVENTS["rank"] + rank) for rank in (0, 2, 4)])
-    first, second = plots.timelines.one_below_another({"small": EVENTS, "large": four})
-    assert [ax.get_title(loc="left") for ax in (first, second)] == ["small", "large"]
-    assert first.get_xlim() == second.get_xlim() and second.get_xlabel() and not first.get_xlabel()
-    assert first.get_legend() and not second.get_legend()
-    assert {text.split("\n")[0] for text in texts(second)} >= {"rank 3"}
-    assert not any("rank 4" in text for text in texts(second)), "four ranks at most"
-
-
-def test_a_rhythm_has_a_line_an_epoch_and_goes_on_counting():
-    figure = l12.rhythm({"mistake": {0: [1.0, 3.0, 2.0], 1: [0.9, 2.9]}, "repair": {0: [1.0]}})
-    mistake, repair = figure.axes
-    assert [line.get_xdata().tolist() for line in mistake.lines] == [[1, 2, 3], [4, 5]] and len(repair.lines) == 1
-    assert [text.get_text() for text in mistake.texts] == ["epoch 0", "epoch 1"]
-    assert (mistake.get_title(loc="left"), repair.get_title(loc="left")) == ("mistake", "repair")

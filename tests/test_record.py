@@ -8,7 +8,6 @@ import socket
 import sys
 from pathlib import Path
 
-import jupytext
 import pytest
 
 from course import runs
@@ -17,11 +16,10 @@ from tests import runner
 
 
 @pytest.fixture
-def recorded(monkeypatch, forked_python):
+def recorded(monkeypatch):
     """The folder of recordings, in place of results/recorded: one that git ignores."""
     monkeypatch.chdir(runner.ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(sys, "executable", forked_python)  # what it starts need not import torch
     monkeypatch.setattr(record, "RECORDED", Path(f"results/live/recorded-{os.getpid()}"))
     record.RECORDED.mkdir(parents=True)
     yield record.RECORDED
@@ -59,7 +57,7 @@ def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsy
     assert ended.value.code == 2 and "is there already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["", "My-Box", "a/b", "..", "-x-", "a b", "x" * 41, "naïve"])
+@pytest.mark.parametrize("name", ["", "My-Box", "a/b", "x" * 41])
 def test_a_name_that_no_folder_should_have_is_one_line(name, recorded, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         typed(monkeypatch, "--", name)
@@ -75,25 +73,6 @@ def test_a_run_that_fails_leaves_nothing(recorded, monkeypatch):
     with pytest.raises(SystemExit, match="(?s)is a folder: name a file.*main.py.*exit status 2; nothing was recorded"):
         typed(monkeypatch, "my-box")
     assert list(recorded.iterdir()) == [] and set(Path("results/live").iterdir()) == before
-
-
-def test_the_runs_are_those_of_lesson_07():
-    twin = jupytext.read(runner.ROOT / "notebooks/text/07_performance.py")
-    source = "\n".join(cell.source for cell in twin.cells if cell.cell_type == "code")
-    values = {name: int(re.search(rf"^{name} = ([\d_]+)", source, re.M)[1])
-              for name in ("epochs", "samples", "test_samples", "ceiling_rounds")}
-    assert "--epochs {epochs} --samples {samples} --test-samples {test_samples}".format(**values) == record.TRAINING
-    planned = record.commands(Path("x"), quick=False)
-    assert f"--rounds {values['ceiling_rounds']} " in planned["ceiling"]
-    ours = {line.split("main.py")[0] for line in planned.values() if "main.py" in line}
-    assert ours == set(re.findall(r"^!(.*)main\.py \{options\}", source, re.M))
-
-
-def test_the_tests_are_all_that_are_marked_gpu():
-    command = record.commands(Path("x"), quick=False)["tests"]
-    for path in (path for room in ("tests", "lessons") for path in (runner.ROOT / room).rglob("test_*.py")):
-        marked = "mark.gpu" in path.read_text() and path.name != "test_record.py"
-        assert marked == (str(path.relative_to(runner.ROOT)) in command.split())
 
 
 def test_what_names_the_machine_is_left_out(monkeypatch):

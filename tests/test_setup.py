@@ -75,15 +75,6 @@ def test_it_does_nothing_twice_and_installs_what_the_list_gained(clone):
     assert calls(clone) == ["venv", "pip", "data", "pip"]
 
 
-@pytest.mark.parametrize("status", ["0", "1"])
-def test_for_the_cpu_it_asks_the_index_of_such_wheels(status, clone):
-    code, _, message = set_up(clone, "--cpu", INDEX_STATUS=status)
-    assert code == 0 and calls(clone) == ["venv", "pip", "data"]
-    versions = (clone / "index").read_text().split()[-2:]
-    assert all(f'"{version}"' in (ROOT / "pyproject.toml").read_text() for version in versions), versions
-    assert ("does not answer" in message) == (status == "1")
-
-
 def test_it_repairs_an_interrupted_one(clone):
     process = start_setup(clone, PIP_SECONDS="60")
     while "pip" not in ((clone / "calls").read_text() if (clone / "calls").exists() else ""):
@@ -93,23 +84,6 @@ def test_it_repairs_an_interrupted_one(clone):
     process.communicate(timeout=10)
     assert set_up(clone)[0] == 0
     assert calls(clone) == ["venv", "pip", "venv", "pip", "data"]
-
-
-def test_it_makes_a_new_venv_where_the_clone_was_moved(clone):
-    """The programs in .venv/bin begin with the path of its Python."""
-    set_up(clone)
-    moved = clone.rename(clone.with_name("moved"))
-    assert set_up(moved)[0] == 0
-    assert calls(moved).count("venv") == 2
-
-
-@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock")
-def test_of_two_the_second_waits(clone):
-    first, second = (start_setup(clone, PIP_SECONDS="1") for _ in range(2))
-    messages = [process.communicate(timeout=60)[1] for process in (first, second)]
-    assert first.returncode == second.returncode == 0
-    assert sum("waiting" in text for text in messages) == 1
-    assert calls(clone).count("pip") == 1
 
 
 def test_failures_are_one_line_and_missing_data_is_none(clone):
@@ -123,27 +97,3 @@ def test_failures_are_one_line_and_missing_data_is_none(clone):
     assert status == 1 and "Python 3.11 or newer" in err and "3.9.2" in err
     play(clone, "python3.12", PYTHON_STUB)
     assert set_up(clone)[0] == 0
-
-
-def test_an_active_environment_is_used_if_the_course_is_installed_there(clone):
-    for name in ("course/__init__.py", "data/cifar10.pt", "data/mnist.pt"):
-        (clone / name).parent.mkdir(exist_ok=True)
-        (clone / name).touch()
-    active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{Path(sys.executable).parent}:{clone / 'bin'}"}
-    status, out, err = set_up(clone, "--print-python", **active, PYTHONPATH=str(clone))
-    assert (status, Path(out.strip()).parent, err) == (0, Path(sys.executable).parent, "")
-    assert not (clone / ".venv").exists()
-    (clone / "bin/python3").unlink()
-    play(clone, "python3", PYTHON_STUB)
-    status, out, err = set_up(clone, "--print-python", VIRTUAL_ENV=sys.prefix)
-    assert status == 0 and "not installed in the active environment: using .venv" in err
-    assert out == f"{clone.resolve()}/.venv/bin/python\n"
-
-
-@pytest.mark.parametrize("script", ["scripts/setup", "scripts/run", "scripts/test", "scripts/lab", "scripts/site",
-                                    "scripts/record", "scripts/learner", "scripts/release", ".ci/run"])
-def test_scripts_have_help(script, tmp_path):
-    done = subprocess.run([ROOT / script, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout and not done.stderr
-    assert "#" not in done.stdout and "set -e" not in done.stdout
-    assert os.access(ROOT / script, os.X_OK)

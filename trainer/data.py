@@ -20,46 +20,64 @@ import hashlib
 import itertools
 import logging
 import os
+import pickle
+import random
 import shutil
 import socket
 import tempfile
-import urllib.error
-import urllib.request
-from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainer import files, launch
+from trainer.datasets import DATASETS
+from trainer.options import Options, check_sizes
 
 log = logging.getLogger("course")
-FOLDER = os.environ.get("COURSE_DATA") or "./data"  # of the files; many people can share one that they only read
-PROBE_SECONDS = 5  # a host that has not answered by then is taken for unreachable
-STALL_SECONDS = 60  # a download that delivers nothing for so long is given up
+FOLDER = files.DATA
+STALL_SECONDS = 20  # a download that delivers nothing for so long is given up
 SHA256 = {  # `digest` of the arrays. CIFAR-10's, as binary batches, have the SHA-1s aadd24ac... to 67eb016d...
     "cifar10": "9048fcbac9c08a64d57a7c5a5a66750a974ad4eab380914df129f7e223d823df",
     "mnist": "1e35582d42a90940c55b956deb61875c020b567ed20e3c5b174f52bf7809ed9b",
 }
 
-# shape: channels, height, width. sizes: training and test images. mean, std: by channel, of pixels scaled to 0..1.
-DatasetInfo = namedtuple("DatasetInfo", "classes shape sizes mean std")
-_CIFAR10 = DatasetInfo(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-                       (3, 32, 32), (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-DATASETS = {
-    "cifar10": _CIFAR10,
-    "mnist": DatasetInfo(tuple("0123456789"), (1, 28, 28), (60_000, 10_000), (0.1307,), (0.3081,)),
-    "synthetic": _CIFAR10._replace(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
-}
-
-
 class OwnSet(torch.utils.data.Subset):
-    """The first `count` items, or all, of a data set not in DATASETS; the module's docstring gives the contract."""
+    """The first `count` items, or all, of a data set not in DATASETS; the module's docstring gives the contract.
 
-    def __init__(self, name: str, dataset: torch.utils.data.Dataset, count: int | None):
+    `epoch` is seen by workers that live on from epoch to epoch: at its first item of an epoch each draws new seeds.
+    """
+
+    def __init__(self, address: str, dataset: Any, count: int | None):
         super().__init__(dataset, range(count or len(dataset)))
-        self.name, self.classes, self.shape = name, dataset.classes, tuple(dataset[0][0].shape)
+        self.name, self.classes, self.shape = address, dataset.classes, tuple(dataset[0][0].shape)
+        self.whole = len(dataset)
         self.collate = getattr(dataset, "collate", torch.utils.data.default_collate)
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.seeded: int | None = None  # the epoch that this worker has drawn seeds for
+
+    def __getitems__(self, indices: list[int]) -> list:
+        worker, epoch = torch.utils.data.get_worker_info(), int(self.epoch)
+        if worker and self.seeded != epoch:
+            seed = (worker.seed + 1_000_003 * epoch) % 2**63
+            torch.manual_seed(seed)
+            random.seed(seed)
+            self.seeded = epoch
+        return super().__getitems__(indices)
+
+    def __reduce__(self):
+        """A worker that is not forked must load the user's file before it can unpickle what the file defines."""
+        return _unpickled, (self.name, pickle.dumps(self.__dict__))
+
+
+def _unpickled(address: str, state: bytes) -> OwnSet:
+    if ".py:" in address:
+        files.from_file(address)
+    own = OwnSet.__new__(OwnSet)
+    own.__dict__.update(pickle.loads(state))
+    return own
 
 
 class ImageSet(torch.utils.data.Dataset):
@@ -76,10 +94,10 @@ class ImageSet(torch.utils.data.Dataset):
                      for values in (DATASETS[name].mean, DATASETS[name].std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, indices):
+    def __getitems__(self, indices: Sequence[int] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [n, C, H, W], about mean 0 and deviation 1 in each channel, and int64 [n], for n indices."""
         indices = torch.as_tensor(indices)
         if self.images.is_cuda:  # pinned, so that the copy to the GPU need not be waited for
@@ -87,18 +105,21 @@ class ImageSet(torch.utils.data.Dataset):
         indices = indices.to(self.images.device, non_blocking=self.images.is_cuda)
         return self.images.index_select(0, indices).float().mul_(self.scale).add_(self.shift), self.labels[indices]
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = self.__getitems__([index])
         return images[0], labels[0]
 
     @staticmethod
-    def collate(batch: tuple) -> tuple:
+    def collate(batch: Any) -> Any:
         return batch
 
-    def first(self, count, device="cpu"):
+    def first(self, count: int | None, device: torch.device | str = "cpu") -> "ImageSet":
         """The first `count` images, on `device`. A GPU that holds them (CIFAR-10 takes 154 MB) is sent only the indices
         of each batch."""
         return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
+
+
+AnySet = ImageSet | OwnSet
 
 
 def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> list["ImageSet"]:
@@ -121,17 +142,7 @@ def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> li
     return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
 
 
-def check_sizes(args, sizes: tuple[int, int], world_size: int) -> None:
-    """Set --samples and --test-samples to all that there are, where left out. ValueError where there are fewer."""
-    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
-    if args.samples > sizes[0] or args.test_samples > sizes[1]:
-        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
-                         f"{sizes[0]} and {sizes[1]} images")
-    if args.samples < world_size:
-        raise ValueError(f"--samples {args.samples} is less than the {world_size} ranks: each needs an image")
-
-
-def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data.Dataset:
+def image_folder(folder: str | Path, size: int, train: bool) -> Any:
     """The images train/CLASS/* or val/CLASS/* of a folder: decoded when they are asked for, cut to `size` pixels a
     side, at random and mirrored for training, and normalised as ImageNet's. files.Refused where a class has none."""
     from torchvision import datasets, transforms  # late: most runs need none of it
@@ -146,29 +157,28 @@ def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data
         raise files.Refused(f"{split}: {error}") from None
 
 
-def own_sets(args, placement):
-    """[training set, test set] of a folder of images, or of FILE.py:NAME, as this rank sees them."""
+def own_sets(args: Options, placement: launch.Placement) -> tuple[OwnSet, OwnSet]:
+    """(training set, test set) of a folder of images, or of FILE.py:NAME, as this rank sees them."""
     if Path(args.dataset).is_dir():
-        parts = [image_folder(args.dataset, args.image_size, train) for train in (True, False)]
+        parts = [image_folder(args.dataset, args.image_size or 224, train) for train in (True, False)]
     else:
         make = files.from_file(args.dataset)
         parts = [make(train=train) for train in (True, False)]
     if list(parts[0].classes) != list(parts[1].classes):  # each numbers its own: a label would mean two things
         raise files.Refused(f"--dataset {args.dataset}: train and val have different classes")
     try:
-        check_sizes(args, tuple(map(len, parts)), placement.world_size)
+        check_sizes(args, (len(parts[0]), len(parts[1])), placement.world_size)
     except ValueError as error:
         raise files.Refused(str(error)) from None
-    return [OwnSet(args.dataset, part, count) for part, count in zip(parts, (args.samples, args.test_samples),
-                                                                     strict=True)]
+    return OwnSet(args.dataset, parts[0], args.samples), OwnSet(args.dataset, parts[1], args.test_samples)
 
 
-def load_own(args, placement):
+def load_own(args: Options, placement: launch.Placement) -> tuple[OwnSet, OwnSet]:
     """own_sets(). files.Refused, on all ranks, where a rank can have none or where two ranks' sets differ."""
     sets = facts = refusal = None
     try:
         sets = own_sets(args, placement)
-        facts = [(list(part.classes), len(part.dataset), part.shape) for part in sets]
+        facts = [(list(part.classes), part.whole, part.shape) for part in sets]
     except files.Refused as error:
         refusal = str(error)
     answers = launch.gathered((facts, refusal))
@@ -178,10 +188,11 @@ def load_own(args, placement):
         if others != answers[0][0]:
             raise files.Refused(f"--dataset {args.dataset}: ranks 0 and {rank} have different classes, numbers of "
                                 "images or image shapes")
+    assert sets
     return sets
 
 
-def load(args, placement):
+def load(args: Options, placement: launch.Placement) -> "tuple[AnySet, AnySet]":
     """(training set, test set), the same on every rank: `auto` is what all nodes can have. files.Refused, on all of
     them, where a node can have none."""
     if args.dataset not in ("auto", *DATASETS):
@@ -207,7 +218,7 @@ def load(args, placement):
 # ----------------------------------------------------------------------------------------------- made and checked
 
 
-def from_torchvision(name, folder, work):
+def from_torchvision(name: str, folder: str | Path, work: str | Path) -> dict[str, torch.Tensor]:
     """The arrays through torchvision: from its own files in `folder` where they are, else downloaded to `work`."""
     import torchvision
 
@@ -215,9 +226,6 @@ def from_torchvision(name, folder, work):
     try:
         train, test = (dataset(folder, train=train) for train in (True, False))
     except RuntimeError:  # "Dataset not found or corrupted"
-        urls = [dataset.url] if name == "cifar10" else dataset.mirrors
-        if not any(map(answers, urls)):
-            raise OSError(f"no host of torchvision's {name} answered within {PROBE_SECONDS} s") from None
         socket.setdefaulttimeout(STALL_SECONDS)  # torchvision sets none, so that a stalled download would never end
         try:
             train, test = (dataset(work, train=train, download=True) for train in (True, False))
@@ -231,17 +239,7 @@ def from_torchvision(name, folder, work):
     return arrays
 
 
-def answers(url):
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_SECONDS):
-            return True
-    except urllib.error.HTTPError:
-        return True  # the host is there, and a mirror's folder may well be no page
-    except OSError:
-        return False
-
-
-def synthetic(seed):
+def synthetic(seed: int) -> dict[str, torch.Tensor]:
     """Images of ten classes made from a seed, in CIFAR-10's shapes: learnable, yet not at first sight.
 
     Each class is three smooth colour patterns. An image is one of them, shifted, mixed with a pattern that belongs to
@@ -276,7 +274,7 @@ def digest(arrays: dict[str, torch.Tensor]) -> str:
     """SHA-256 over the bytes of train_images, train_labels, test_images and test_labels, in that order."""
     sha = hashlib.sha256()
     for key in ("train_images", "train_labels", "test_images", "test_labels"):
-        sha.update(memoryview(arrays[key].contiguous().numpy()).cast("B"))
+        sha.update(arrays[key].contiguous().numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -293,7 +291,7 @@ def check(name: str, arrays: dict[str, torch.Tensor]) -> None:
         raise ValueError("the SHA-256 of its arrays is not the expected one")
 
 
-def prepare(name: str, file: str | Path) -> dict[str, torch.Tensor]:
+def prepare(name: str, file: str | Path) -> None:
     """See to it that `file` holds the set `name`, whole. One process builds it; all others wait and find it.
 
     A damaged or foreign file of that name is kept beside it as .damaged-1. Raises ConnectionError where no source
@@ -325,11 +323,9 @@ def prepare(name: str, file: str | Path) -> dict[str, torch.Tensor]:
             os.replace(Path(work) / file.name, file)
 
 
-def check_file(name, file):
+def check_file(name: str, file: Path) -> None:
     """Raise FileNotFoundError, or ValueError that says what is wrong, unless `file` holds the whole set `name`."""
     try:
-        if file.exists() and not file.is_file():
-            raise ValueError("it is no regular file")  # to open a pipe would wait for ever
         check(name, torch.load(file, mmap=True, weights_only=True))
     except FileNotFoundError:
         raise
@@ -340,7 +336,7 @@ def check_file(name, file):
 SOURCES = [from_torchvision]  # functions of a name, the folder of the files and an empty folder; they return the arrays
 
 
-def _from_any_source(name, folder, work):
+def _from_any_source(name: str, folder: Path, work: str) -> dict[str, torch.Tensor]:
     if name == "synthetic":
         return synthetic(seed=0)
     failures = []

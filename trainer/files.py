@@ -1,37 +1,43 @@
 """Files that are written whole or not at all, locks, and paths that are checked before anything begins. No torch."""
 
-import importlib
+import hashlib
+import importlib.util
 import logging
 import os
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 try:
     import fcntl
 except ImportError:
-    raise ImportError("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.") from None
+    raise ImportError("This needs Linux or macOS. On Windows, use WSL.") from None
 
 log = logging.getLogger("course")
+DATA = os.environ.get("COURSE_DATA") or "./data"  # folder of the data files; many people can share one that they read
+
+
+class Refused(OSError):
+    """A user error, or a failure outside the code: ranks that did not come, a full disk, a damaged file. Its text is
+    one line, and says what to do. main.py prints it without a traceback and ends with status 2."""
+
+
+class Unwritable(Refused):
+    """A log, a checkpoint or weights could not be written, because the disk is full, say. Its line says which, and
+    why."""
 
 
 def check_output(option: str, path: str | Path) -> None:
-    """Make the folder of a file that is to be written; ValueError where that cannot be a file, or not be written."""
-    there = Path(path)
+    """Make the folder of a file that is to be written. ValueError, which names `option`, where it cannot be."""
     if not str(path):
         raise ValueError(f"{option}: an empty name is no file")
-    if str(path).endswith(os.sep) or there.is_dir():
+    if str(path).endswith(os.sep) or Path(path).is_dir():
         raise ValueError(f"{option} {path} is a folder: name a file")
-    if there.is_symlink() and not there.exists():
-        raise ValueError(f"{option} {path}: is a link to {os.readlink(there)}, which is not there")
-    if there.exists() and not there.is_file():
-        raise ValueError(f"{option} {path}: is no regular file (a pipe or a device, say); name another")
-    check_writable(option, there.parent)
+    check_writable(option, Path(path).parent)
     try:
         part_of(path).touch()  # a name can be too long
     finally:
@@ -39,30 +45,56 @@ def check_output(option: str, path: str | Path) -> None:
 
 
 def check_input(option: str, path: str | Path) -> None:
-    """ValueError where no regular file can be read: a pipe would be waited for."""
+    """ValueError, which names `option`, unless `path` is a file that can be read."""
     try:
-        regular = stat.S_ISREG(os.stat(path).st_mode)
+        open(path, "rb").close()
     except OSError as error:
         raise ValueError(f"{option} {path}: {error.strerror}") from None
-    if not regular:
-        raise ValueError(f"{option} {path}: is no regular file")
 
 
-def from_file(address: str):
-    """The class or function NAME of an address FILE.py:NAME. A loader's workers find it, too, by its name. Refused
-    where the file has no such name, or where the file's own name is that of another module."""
-    path, name = address.rsplit(":", 1)
-    file, stem = Path(path).resolve(), Path(path).stem
-    sys.path.append(str(file.parent))
-    module = importlib.import_module(stem)
-    if Path(getattr(module, "__file__", None) or "").resolve() != file:
-        raise Refused(f"{path}: a module {stem} is loaded already; rename the file")
-    if not hasattr(module, name):
+def check_writable(option: str, folder: str | Path) -> None:
+    """Make a folder. ValueError, which names `option`, where nothing can be written in it."""
+    if not str(folder):
+        raise ValueError(f"{option}: an empty name is no folder")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise ValueError(f"{option}: cannot write in {folder} ({why}): name another folder") from None
+
+
+def from_file(address: str) -> Any:
+    """The class or function NAME of a user's FILE.py:NAME. Refused where the file has no such name.
+
+    The file becomes a module with a private name, so that it may be called data.py or utils.py. What it imports is
+    looked for in its own folder first.
+    """
+    path, _, name = address.rpartition(":")
+    file = Path(path).resolve()
+    private = f"{file.stem}_{hashlib.sha1(str(file).encode()).hexdigest()[:8]}"
+    if private not in sys.modules:
+        spec = importlib.util.spec_from_file_location(private, file)
+        assert spec and spec.loader  # a name that ends in .py has both
+        module = sys.modules[private] = importlib.util.module_from_spec(spec)
+        ours = {known: sys.modules.pop(known) for known in {"main", "utils"} & sys.modules.keys()}
+        sys.path.insert(0, str(file.parent))
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[private]
+            raise
+        finally:
+            sys.modules.update(ours)
+            sys.path.remove(str(file.parent))
+            sys.path.append(str(file.parent))  # for imports inside its functions
+    if not hasattr(sys.modules[private], name):
         raise Refused(f"{path} has no {name}")
-    return getattr(module, name)
+    return getattr(sys.modules[private], name)
 
 
 def part_of(path: str | Path) -> Path:
+    """The file that becomes `path` when it is whole; another one for each process."""
     return Path(f"{path}.{os.getpid()}.part")
 
 
@@ -78,16 +110,6 @@ def whole(path: str | Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-class Refused(OSError):
-    """An error that no change of the code can mend: ranks that did not come, a full disk, a damaged file. Its text is
-    one line, and says what to do."""
-
-
-class Unwritable(Refused):
-    """A log, a checkpoint or weights could not be written, for example because the disk is full. One line
-    says which, and why."""
-
-
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Unwritable where the block cannot write to `path`."""
@@ -95,17 +117,6 @@ def writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Unwritable(f"{path}: {error.strerror or error}") from None
-
-
-def check_writable(option: str, folder: str | Path) -> None:
-    if not str(folder):
-        raise ValueError(f"{option}: an empty name is no folder")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise ValueError(f"{option}: cannot write in {folder} ({why}): name another folder") from None
 
 
 def lock(file: IO) -> bool:

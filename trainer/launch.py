@@ -1,6 +1,7 @@
 """Who this process is among all of the job, as its launcher says (torchrun, srun, mpirun, or nobody), and the process
 group that it joins."""
 
+import gc
 import os
 import platform
 import re
@@ -21,14 +22,12 @@ import torch.distributed as dist
 
 from trainer import files
 
-# The names of rank, world size, local rank and local world size under each mpirun.
+# The names of rank, world size, local rank and local world size under each mpirun: Open MPI's; MPICH's and Intel MPI's.
 MPIRUNS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),  # HPE Cray
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 RESUMABLE = 75  # exit status of a run that a signal stopped: sysexits.h calls it a failure to try again later
-SHELLS = ("bash", "sh", "zsh", "csh", "tcsh", "ksh", "fish")
 
 
 class Stopped(Exception):
@@ -56,7 +55,7 @@ class Placement:
 
 def slurm_names(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """(srun's variables under torchrun's names, where its ranks meet). Rank 0 runs on the first node of the step."""
-    first = re.match(r"(?:[^,[]|\[[^]]*\])*", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
+    first = re.split(r",(?![^[]*\])", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
     tasks, node = [], int(env["SLURM_NODEID"])
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
         tasks += [count] * int(repeat or 1)
@@ -92,11 +91,7 @@ def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]
         return "mpirun", {ours: env[theirs] for ours, theirs in names}, \
             f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     # A batch script that calls python has SLURM_PROCID, too, but no step.
-    if not mpi and "SLURM_STEP_ID" in env and (tasks := env["SLURM_STEP_NUM_TASKS"]) != "1":
-        if (sys.stdin and sys.stdin.isatty()) or (env.get("SLURM_JOB_NAME") in SHELLS and env["SLURM_STEP_ID"] == "0"):
-            raise files.Refused(f"srun started {tasks} tasks, but this process looks like an interactive shell. For "
-                                "one process: srun --ntasks=1 --pty bash. For a training: srun --job-name=train python "
-                                "main.py")
+    if not mpi and "SLURM_STEP_ID" in env and env["SLURM_STEP_NUM_TASKS"] != "1":
         return "srun", *slurm_names(env)
     return "python", {"RANK": "0", "WORLD_SIZE": "1"}, "env://"
 
@@ -105,8 +100,9 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
                    ddp: bool = False) -> Placement:
     """Read the rank from the variables of a launcher in `env`, and choose a device and a backend.
 
-    The backend is NCCL if each local rank has its own GPU, and gloo if ranks share GPUs or compute on a CPU. `ddp`:
-    a process without a launcher wants DDP, too. ValueError, in one line, for a request that cannot be met;
+    The backend is NCCL if each local rank has its own GPU, and gloo if ranks share GPUs or compute on a CPU. A rank
+    that sees one GPU cannot know whether the others see the same one, or one of their own each: then NCCL must be asked
+    for. `ddp`: a process without a launcher wants DDP, too. ValueError, in one line, for a request that cannot be met;
     files.Refused for a launcher whose processes do not know each other.
     """
     try:
@@ -114,8 +110,8 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
         rank, world_size = int(names["RANK"]), int(names["WORLD_SIZE"])
         local_rank, local_world_size = int(names.get("LOCAL_RANK", 0)), int(names.get("LOCAL_WORLD_SIZE", 1))
         nodes = int(names.get("GROUP_WORLD_SIZE", -(-world_size // max(1, local_world_size))))
-        port = int(names.get("MASTER_PORT", 1) if meet_at == "env://" else meet_at.rpartition(":")[2])
         of_node = int(env.get("SLURM_GPUS_ON_NODE", 0)) if launcher == "srun" else 0  # a torchrun inherits it
+        port = int(names.get("MASTER_PORT", 1) if meet_at == "env://" else meet_at.rpartition(":")[2])
     except KeyError as missing:
         raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
     except ValueError as error:
@@ -130,7 +126,8 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
                              f"{below - 1} (RANK {rank}, WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE "
                              f"{local_world_size}): start with torchrun or srun")
 
-    best = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    best = accelerator.type if accelerator else "cpu"
     kind = {"auto": best if best in ("cuda", "mps") else "cpu"}.get(device, device)
     if kind not in ("cpu", best):
         raise ValueError(f"--device {device}, but torch sees no such GPU here: use --device cpu")
@@ -141,20 +138,18 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
     gpus = torch.accelerator.device_count() if kind != "cpu" else 0
     # Slurm may show each task its own GPU only: then the tasks of a node together see no more GPUs than the node has.
     own = kind == "cuda" and (gpus >= local_world_size or 0 < gpus * local_world_size <= of_node)
-    # A script may show each rank a GPU of its own; a user may show all ranks the same. So NCCL must be asked for.
-    shown_one = kind == "cuda" and gpus == 1 and "CUDA_VISIBLE_DEVICES" in env
-    if backend == "nccl" and not (own or shown_one):
+    if backend == "nccl" and not (own or "CUDA_VISIBLE_DEVICES" in env and gpus == 1):
         raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
                          f"{gpus}: use --backend gloo")
     if backend == "auto":
         backend = "nccl" if own else "gloo"
-    device = torch.device(kind, local_rank % gpus) if gpus else torch.device("cpu")
-    return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend, meet_at)
+    here = torch.device(kind, local_rank % gpus) if gpus else torch.device("cpu")
+    return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, here, backend, meet_at)
 
 
 def cores() -> int:
     """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device_name(device: torch.device) -> str:
@@ -178,7 +173,7 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
     url, bound = placement.meet_at if dist_url == "env://" else dist_url, timedelta(seconds=timeout)
     try:
         if placement.launcher == "python":
-            store = dist.HashStore()
+            store: dist.Store = dist.HashStore()
         else:
             meet = dist.rendezvous(url, placement.rank, placement.world_size, timeout=bound)
             store, *_ = within(timeout + 5, lambda: next(meet))
@@ -202,12 +197,12 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
                             "same for all, and that of rank 0?") from error
 
 
-def within(seconds: float, call: Callable):
+def within(seconds: float, call: Callable[[], Any]) -> Any:
     """The result of `call`; TimeoutError after so many seconds. A TCPStore's client waits without end for a server that
     takes its connection and does not answer, such as another program at MASTER_PORT (tried with torch 2.14.1)."""
-    answer = Future()
+    answer: Future = Future()
 
-    def run():
+    def run() -> None:
         try:
             answer.set_result(call())
         except Exception as error:
@@ -249,6 +244,7 @@ def gathered(value: Any) -> list:
 
 def end_distributed_mode() -> None:
     """Leave the process group, unless it is NCCL's after an error: it would wait for the other ranks and hide it."""
+    gc.collect()  # a model in a circle of references would keep gloo's threads alive until Python ends, and abort it
     together = sys.exc_info()[0] in (None, Stopped)
     if dist.is_initialized() and (together or dist.get_backend() != "nccl"):
         dist.destroy_process_group()

@@ -1,44 +1,228 @@
-"""The command line: one-line errors, paths that can be written, and main.py's own options.
+"""The options of main.py, as one typed dataclass, and the command line that is made of it.
 
-It imports no torch of itself: a bad word is refused at once, and small programs start in a tenth of a second.
+It imports no torch at its top: a wrong word is refused at once, and small programs start in a tenth of a second.
 """
 
 import argparse
+import ast
 import importlib.util
+import inspect
+import itertools
 import logging
 import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+import textwrap
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from trainer import files
+from trainer.datasets import DATASETS
+
+if TYPE_CHECKING:
+    from trainer.launch import Placement
 
 log = logging.getLogger("course")
+Number = TypeVar("Number", int, float)
+
+# ---------------------------------------------------------------------------------------- types of single options
+
+
+def positive(kind: type[Number], limit: float | None = None) -> Callable[[str], Number]:
+    """A type of argparse: a number above 0, and below `limit`; for whole numbers that is 2^31, if left out."""
+    below = limit or (2**31 if kind is int else math.inf)
+
+    def number(text: str) -> Number:
+        if not 0 < kind(text) < below:
+            limited = f" below {below:,}" if 0 < kind(text) < math.inf else ""
+            raise argparse.ArgumentTypeError(f"{text} is not a positive number{limited}")
+        return kind(text)
+    return number
+
+
+def not_negative(text: str) -> float:
+    """A type of argparse: a finite number from 0."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0")
+    return float(text)
+
+
+def from_zero(text: str) -> int:
+    """A type of argparse: a seed, say, or a rank. (2^32 is NumPy's limit for seeds.)"""
+    if not 0 <= int(text) < 2**32:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^32 - 1")
+    return int(text)
+
+
+def nonempty_path(text: str) -> Path:
+    """A type of argparse: a Path. Path("") would be the folder that the program runs in."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no path")
+    return Path(text)
+
+
+def address(text: str) -> str:
+    """A type of argparse: FILE.py:NAME, of a file that is there."""
+    if not re.fullmatch(r".+\.py:\w+", text) or not Path(text.rpartition(":")[0]).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not FILE.py:NAME of a file that is there")
+    return text
+
+
+def dataset(text: str) -> str:
+    """A type of argparse: auto, one of DATASETS, a folder of images, or FILE.py:NAME."""
+    if text in ("auto", *DATASETS) or all(Path(text, split).is_dir() for split in ("train", "val")):
+        return text
+    if ".py:" in text:
+        return address(text)
+    raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (auto, {', '.join(DATASETS)}, a folder with "
+                                     "train/CLASS/ and val/CLASS/, or FILE.py:NAME)")
+
+
+Count = Annotated[int, positive(int)]
+Amount = Annotated[float, positive(float)]
+Seconds = Annotated[float, positive(float, 2**31)]
+FromZero = Annotated[int, from_zero]
+Address = Annotated[str, address]
+Dataset = Annotated[str, dataset]
+
+
+def kept(default: Any) -> Any:
+    """An option that a run and its continuation must share, or the second would not be the first."""
+    return field(default=default, metadata={"kept": True})
+
+# ------------------------------------------------------------------------------------------------------ main.py's
+
+
+@dataclass
+class Options:
+    """What main.py does. A text under a field is its help on the command line."""
+
+    dataset: Dataset = "auto"
+    """cifar10, mnist, synthetic; auto: cifar10, or synthetic where it cannot be had; a folder of images,
+    train/CLASS/*.jpg and val/CLASS/*.jpg; or FILE.py:NAME, a data set of your own: see trainer/data.py"""
+    image_size: Count | None = kept(None)
+    """pixels a side of the images of a folder; default: 224"""
+    workers: FromZero = 0
+    """processes of each rank that fetch its batches; 0: the rank does it itself"""
+    data_path: str = files.DATA
+    """folder of the data files; default: the environment variable COURSE_DATA, or ./data"""
+    samples: Count | None = kept(None)
+    """train on the first so many images; default: all"""
+    test_samples: Count | None = kept(None)
+    """evaluate on the first so many images; default: all"""
+    model: Literal["lenet", "resnet"] = kept("lenet")
+    """resnet is small and has BatchNorm"""
+    epochs: Count = 10
+    """passes over the training images"""
+    batch_size: Count = 64
+    """batch size of each process"""
+    accumulate: Count = 1
+    """accumulate the gradients of so many batches per update"""
+    global_batch_size: Count | None = None
+    """images per update over all processes, whatever their number: in place of --batch-size"""
+    optimizer: Literal["adam", "adamw", "sgd"] = kept("adam")
+    """sgd has momentum 0.9"""
+    weight_decay: Annotated[float, not_negative] | None = kept(None)
+    """adamw decouples it from the gradient; default: 0.01 for adamw, else 0"""
+    clip: Amount | None = kept(None)
+    """clip the norm of an update's gradient"""
+    lr: Amount = kept(0.001)
+    """learning rate"""
+    lr_scaling: Literal["none", "linear", "sqrt"] = kept("none")
+    """--lr is for --batch-size images per update. All processes together take k times as many: multiply it by k, or by
+    its square root"""
+    schedule: Literal["constant", "cosine"] = kept("constant")
+    """cosine: after the warm-up the rate falls to 0 until the last epoch ends"""
+    warmup_epochs: Amount | None = kept(None)
+    """rise to the rate in so many epochs: from --lr to the scaled one, or with --lr-scaling none from nearly 0"""
+    seed: FromZero = kept(0)
+    """seed for weight initialisation and shuffling"""
+    shuffle: bool = kept(True)
+    """keep the order of the images"""
+    strategy: Literal["auto", "single", "dp", "ddp"] = "auto"
+    """auto: ddp where torchrun, srun or mpirun started this process, else single"""
+    device: Annotated[str, Literal["auto", "cpu", "cuda", "mps"]] = "auto"
+    """auto: a GPU where there is one"""
+    backend: Annotated[str, Literal["auto", "nccl", "gloo"]] | None = "auto"
+    """auto: nccl where each rank has a GPU of its own, else gloo"""
+    dist_url: str = "env://"
+    """where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT"""
+    timeout: Seconds = 600
+    """longest wait for another rank, or for a batch of --workers, in seconds"""
+    sync_bn: bool = kept(False)
+    """BatchNorm over the batches of all ranks (GPUs only)"""
+    bucket_cap_mb: Seconds = 25
+    """size of DDP's gradient buckets in MiB"""
+    comm_hook: Literal["none", "fp16", "bf16"] = kept("none")
+    """compress gradients to 16 bits for the all-reduce"""
+    wrapper: Address | None = kept(None)
+    """FILE.py:CLASS, a module of your own in place of DistributedDataParallel, made of the raw model; if it has
+    finish(), that is called before each update; with --accumulate it needs no_sync(), in which backward sends
+    nothing"""
+    bf16: bool = kept(False)
+    """bf16 mixed precision: the forward pass under autocast"""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """of matrix products in float32; high: TF32 on the GPUs that have it"""
+    channels_last: bool | None = None
+    """keep a pixel's channels side by side in memory; default: on a CPU, where it is faster"""
+    compile: bool = False
+    """torch.compile the model: slow to start, faster later"""
+    verbose: bool = False
+    """let each rank say that it has started"""
+    checkpoint: str | None = None
+    """a file to resume from; SIGTERM and SIGUSR1 then write it and stop with status 75, which torchrun takes for a
+    failure: with --max-restarts it starts the run again"""
+    checkpoint_every: Count | None = None
+    """write it every so many updates; default: after each epoch, which is done in any case"""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """resume from --checkpoint: where it exists, never, or fail without it"""
+    log_every: Count | None = None
+    """log rank 0's running loss every so many updates; on a terminal with tqdm, as a bar"""
+    tracker: str | None = None
+    """a folder: write each epoch for TensorBoard, too"""
+    log_file: str | None = None
+    """append the run log, JSON lines, to this file"""
+    save_model: str | None = None
+    """write the trained weights to this file"""
+
+    lr_scale: float = field(default=1.0, metadata={"kept": True, "hidden": True})  # set by resolve()
+
+    def must_match(self) -> dict[str, Any]:
+        """{name: value} of the options that a continuation must share."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("kept")}
 
 
 class Parser(argparse.ArgumentParser):
-    def parse_known_args(self, args=None, namespace=None):
-        """As argparse's; but @FILE must be a regular file: a pipe would be waited for."""
-        for word in sys.argv[1:] if args is None else args:
-            if self.fromfile_prefix_chars and word.startswith("@"):
-                files.check_input("@FILE", word[1:])
-        return super().parse_known_args(args, namespace)
+    """argparse, with errors of one line, and @FILE for the options in a file."""
 
-    def convert_arg_line_to_args(self, arg_line):
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
         """Of a file of options, @FILE: words as in a shell, # begins a comment."""
         return shlex.split(arg_line, comments=True)
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         """One line, and no usage: each rank says it, for the first to end may end the others."""
         print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)  # one line, whatever a path holds
         sys.exit(2)
 
     @contextmanager
-    def one_line(self):
+    def one_line(self) -> Iterator[None]:
         """What the block finds wrong with its input (ValueError, OSError) ends the program with one line, status 2."""
         try:
             yield
@@ -47,11 +231,55 @@ class Parser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
+    def parse_options(self, words: list[str] | None = None) -> Options:
+        """The Options of a command line, by default the program's own."""
+        return self.parse_args(words, namespace=Options())
+
+
+def get_parser(description: str | None = None) -> Parser:
+    """A parser with an option for each field of Options."""
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    fromfile_prefix_chars="@", epilog="@FILE stands for the options in a file.")
+    hints, helps = get_type_hints(Options, include_extras=True), _texts_below_fields(Options)
+    for one in fields(Options):
+        if one.metadata.get("hidden"):
+            continue
+        name, kind = f"--{one.name.replace('_', '-')}", hints[one.name]
+        if get_origin(kind) in (types.UnionType, Union):
+            kind = next(part for part in get_args(kind) if part is not types.NoneType)
+            optional = True
+        else:
+            optional = False
+        settings: dict[str, Any] = {"help": helps[one.name].replace("%", "%%"), "default": one.default}
+        if kind is bool and one.default is True:
+            name, settings = f"--no-{name[2:]}", settings | {"action": "store_false", "dest": one.name}
+        elif kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction if optional else "store_true"
+        elif get_origin(parse := kind.__metadata__[0] if get_origin(kind) is Annotated else kind) is Literal:
+            settings["choices"] = get_args(parse)
+        else:
+            settings |= {"type": parse, "metavar": one.name.split("_")[-1].upper()}
+        if one.default is not None and kind is not bool and "default" not in helps[one.name]:
+            settings["help"] += f" ({one.default})"
+        parser.add_argument(name, **settings)
+    # torch.distributed.launch passes this; the environment variable LOCAL_RANK says the same.
+    parser.add_argument("--local-rank", "--local_rank", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _texts_below_fields(kind: type) -> dict[str, str]:
+    """{field: the string that stands below it} of a dataclass; Python itself drops these."""
+    [made] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(made, ast.ClassDef)
+    return {here.target.id: " ".join(below.value.value.split()) for here, below in itertools.pairwise(made.body)
+            if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name) and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)}
+
 
 @contextmanager
-def exit_status():
-    """End the process with the status that its launcher expects: 2, after one line, for what no change of the code can
-    mend; 75 after a signal; 130 after Ctrl-C. Every other error goes on, with its whole text and its traceback."""
+def exit_status() -> Iterator[None]:
+    """End the process with the status that its launcher expects: 2, after one line, for a user error; 75 after a
+    signal; 130 after Ctrl-C. Every other error goes on, with its whole text and its traceback."""
     from trainer import launch
 
     try:
@@ -67,139 +295,17 @@ def exit_status():
         sys.exit(130)
 
 
-def positive(kind: type, limit: float | None = None) -> Callable[[str], float]:
-    """A type of argparse: a number above 0, and below `limit`; for whole numbers that is 2^31, if left out."""
-    limit = limit or (2**31 if kind is int else math.inf)
-
-    def number(text):
-        if not 0 < kind(text) < limit:
-            below = f" below {limit:,}" if 0 < kind(text) < math.inf else ""
-            raise argparse.ArgumentTypeError(f"{text} is not a positive number{below}")
-        return kind(text)
-    return number
-
-
-def nonempty_path(text: str) -> Path:
-    """A type of argparse: a Path. Path("") would be the folder that the program runs in."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty name is no path")
-    return Path(text)
-
-
-def not_negative(text: str) -> float:
-    """A type of argparse: a finite number from 0."""
-    if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0")
-    return float(text)
-
-
-def address(text: str) -> str:
-    """A type of argparse: FILE.py:NAME, of a file that is there."""
-    if not re.fullmatch(r".+\.py:\w+", text) or not Path(text.rpartition(":")[0]).is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} is not FILE.py:NAME of a file that is there")
-    return text
-
-
-def from_zero(text: str) -> int:
-    """A type of argparse: a seed, say, or a rank. (2^32 is NumPy's limit for seeds.)"""
-    if not 0 <= int(text) < 2**32:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^32 - 1")
-    return int(text)
-
-
-def get_parser(description: str | None = None) -> Parser:
-    from trainer import data, models
-
-    def dataset(text):
-        if text in ("auto", *data.DATASETS) or all(Path(text, split).is_dir() for split in ("train", "val")):
-            return text
-        if ".py:" in text:
-            return address(text)
-        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (auto, {', '.join(data.DATASETS)}, a folder with "
-                                         "train/CLASS/ and val/CLASS/, or FILE.py:NAME)")
-
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    fromfile_prefix_chars="@", epilog="@FILE stands for the options in a file.")
-    add = parser.add_argument
-    add("--dataset", type=dataset, default="auto", metavar="NAME",
-        help=f"{', '.join(data.DATASETS)}; auto: cifar10, or synthetic where it cannot be had; a folder of images, "
-        "train/CLASS/*.jpg and val/CLASS/*.jpg; or FILE.py:NAME, a set of your own: see data.py")
-    add("--image-size", type=positive(int), help="pixels a side of the images of a folder; default: 224")
-    add("--workers", type=from_zero, default=0, help="processes of each rank that fetch its batches; 0: the rank does")
-    add("--data-path", default=data.FOLDER, help="folder of the data files; default: COURSE_DATA, or ./data")
-    add("--samples", type=positive(int), help="train on the first so many images; default: all")
-    add("--test-samples", type=positive(int), help="evaluate on the first so many images; default: all")
-    add("--model", choices=models.MODELS, default="lenet", help="resnet is small and has BatchNorm")
-    add("--epochs", type=positive(int), default=10, help="passes over the training images")
-    add("--batch-size", type=positive(int), default=64, help="images a backward, for each process")
-    add("--accumulate", type=positive(int), default=1, metavar="N",
-        help="add up the gradients of N batches for an update")
-    add("--global-batch-size", type=positive(int), help="images an update, over all processes, whatever their "
-        "number: in place of --batch-size")
-    add("--optimizer", choices=["adam", "adamw", "sgd"], default="adam", help="sgd has momentum 0.9")
-    add("--weight-decay", type=not_negative, help="adamw keeps it apart from the gradient; default: 0.01 for adamw, "
-        "else 0")
-    add("--clip", type=positive(float), metavar="NORM", help="shorten the gradient of an update to this norm")
-    add("--lr", type=positive(float), default=0.001, help="learning rate")
-    add("--lr-scaling", choices=["none", "linear", "sqrt"], default="none",
-        help="--lr is for --batch-size images an update. All processes together take k times as many: multiply it by k,"
-        " or by its square root")
-    add("--schedule", choices=["constant", "cosine"], default="constant",
-        help="cosine: after the warm-up the rate falls to 0 until the last epoch ends")
-    add("--warmup-epochs", type=positive(float),
-        help="rise to the rate in so many epochs: from --lr to the scaled one, or with --lr-scaling none from nearly 0")
-    add("--seed", type=from_zero, default=0, help="of the weights and of the shuffling")
-    add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
-    add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
-        help="auto: ddp where torchrun, srun or mpirun started this process, else single")
-    add("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="auto: a GPU where there is one")
-    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
-        help="auto: nccl where each rank has a GPU of its own, else gloo")
-    add("--dist-url", default="env://", help="where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT")
-    add("--timeout", type=positive(float, 2**31), default=600,
-        help="longest wait for another rank, or for a batch of --workers, seconds")
-    add("--sync-bn", action="store_true", help="BatchNorm over the batches of all ranks (GPUs only)")
-    add("--bucket-cap-mb", type=positive(float, 2**31), default=25, help="size of DDP's gradient buckets, MiB")
-    add("--comm-hook", choices=["none", "fp16", "bf16"], default="none", help="send gradients in 16 bits")
-    add("--wrapper", type=address, metavar="FILE.py:CLASS", help="a module of your own in place of "
-        "DistributedDataParallel, made of the raw model; if it has finish(), that is called before each update; with "
-        "--accumulate it needs no_sync(), in which backward sends nothing")
-    add("--bf16", action="store_true", help="forward pass in bfloat16, by autocast")
-    add("--matmul-precision", choices=["highest", "high", "medium"], default="highest",
-        help="of matrix products in float32; high: TF32 on the GPUs that have it")
-    add("--channels-last", action=argparse.BooleanOptionalAction,
-        help="keep a pixel's channels side by side in memory; default: on a CPU, where it is faster")
-    add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
-    add("--shortcuts", action=argparse.BooleanOptionalAction, default=os.environ.get("COURSE_SHORTCUTS") == "1",
-        help="take those of shortcuts.py, for ranks on a CPU; default: where COURSE_SHORTCUTS is 1, as lessons set it")
-    add("--verbose", action="store_true", help="let each rank say that it has come")
-    add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop"
-        " with status 75, which torchrun takes for a failure: with --max-restarts it starts the run again")
-    add("--checkpoint-every", type=positive(int), metavar="N",
-        help="write it each N updates; default: after each epoch, which is done in any case")
-    add("--resume", choices=["auto", "never", "must"], default="auto",
-        help="go on from --checkpoint: where it exists, never, or fail without it")
-    add("--log-every", type=positive(int), metavar="N",
-        help="say each N updates how rank 0 stands; on a terminal with tqdm, by a bar")
-    add("--tracker", metavar="DIR", help="write each epoch for TensorBoard, too")
-    add("--log-file", help="append the run log, JSON lines, to this file")
-    add("--save-model", help="write the trained weights to this file")
-    # torch.distributed.launch passes this; the environment variable LOCAL_RANK says the same.
-    add("--local-rank", "--local_rank", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    return parser
-
-
-def resolve(args: argparse.Namespace):
-    """Replace each `auto` and each default that depends on the machine, and return the launch.Placement of this rank.
+def resolve(args: Options) -> "Placement":
+    """Replace each `auto` and each default that depends on the machine, and return the Placement of this rank.
     ValueError or OSError for bad input.
 
     Runs before any process group exists: a mistake must not leave ranks that wait for each other.
     """
     import torch
 
-    from trainer import data, launch
+    from trainer import launch
 
-    placement = launch.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
+    placement = launch.find_placement(args.device, args.backend or "auto", ddp=args.strategy == "ddp")
     if args.strategy == "auto":
         args.strategy = "single" if placement.launcher == "python" else "ddp"
     if args.strategy != "ddp" and placement.world_size > 1:
@@ -224,7 +330,8 @@ def resolve(args: argparse.Namespace):
         raise ValueError("--checkpoint-every and --resume need --checkpoint PATH")
     if not args.dist_url.startswith(("env://", "tcp://", "file:///")):
         raise ValueError(f"--dist-url {args.dist_url!r}: use env://, tcp://HOST:PORT or file:///PATH")
-    if args.dist_url.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and torch.__version__ < (2, 14):
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)
+    if args.dist_url.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and old:
         # https://github.com/pytorch/pytorch/pull/192113: before it, all ranks wait for a store that none opens.
         raise ValueError("--dist-url tcp:// does not work under torchrun before PyTorch 2.14: leave it out")
     if args.dist_url != "env://" and placement.launcher == "python":
@@ -238,26 +345,41 @@ def resolve(args: argparse.Namespace):
                              f"ranks{f' and --accumulate {args.accumulate}' if args.accumulate > 1 else ''}")
         args.batch_size = args.global_batch_size // parts
 
-    dataset = "cifar10" if args.dataset == "auto" else args.dataset
-    if args.image_size and (dataset in data.DATASETS or not Path(dataset).is_dir()):
+    name = "cifar10" if args.dataset == "auto" else args.dataset
+    data_file = Path(args.data_path, f"{name}.pt")
+    if args.image_size and (name in DATASETS or not Path(name).is_dir()):
         raise ValueError(f"--image-size is for a folder of images, and --dataset is {args.dataset}: leave it out")
     args.image_size = args.image_size or 224
-    if dataset in data.DATASETS:  # of another set the sizes are known when it is loaded
-        data.check_sizes(args, data.DATASETS[dataset].sizes, placement.world_size)
-    if dataset in data.DATASETS and not Path(args.data_path, f"{dataset}.pt").is_file():
-        files.check_writable("--data-path", args.data_path)
-    taken = {Path(args.data_path, f"{name}{ending}").resolve(): "--data-path"
-             for name in data.DATASETS for ending in (".pt", ".lock")}
+    if name in DATASETS:  # of another set the sizes are known when it is loaded
+        check_sizes(args, DATASETS[name].sizes, placement.world_size)
+        if not data_file.is_file():
+            files.check_writable("--data-path", args.data_path)
     if args.tracker is not None:
         files.check_writable("--tracker", args.tracker)
-    outputs = {"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint}
-    for option, file in ((option, file) for option, file in outputs.items() if file is not None):
-        for ending in ("", ".lock", ".part", ".previous", ".damaged") if option == "--checkpoint" else ("",):
-            path = f"{file}{ending}"
-            files.check_output(option, path)
-            if (other := taken.setdefault(Path(path).resolve(), option)) != option:
-                raise ValueError(f"{option} {path}: {other} writes to the same file; name another")
+    check_outputs({"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint},
+                  {data_file.resolve(): "--data-path"})
     if args.channels_last is None:
         args.channels_last = placement.device.type == "cpu"
     args.device, args.backend = placement.device.type, placement.backend if args.strategy == "ddp" else None
     return placement
+
+
+def check_sizes(args: Options, sizes: tuple[int, int], world_size: int) -> None:
+    """Set --samples and --test-samples to all that there are, where left out. ValueError where there are fewer."""
+    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
+    if args.samples > sizes[0] or args.test_samples > sizes[1]:
+        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
+                         f"{sizes[0]} and {sizes[1]} images")
+    if args.samples < world_size:
+        raise ValueError(f"--samples {args.samples} is less than the {world_size} ranks: each needs an image")
+
+
+def check_outputs(outputs: dict[str, str | None], taken: dict[Path, str]) -> None:
+    """ValueError for an output that cannot be written, or that is the file of another option. `outputs`: {option: path,
+    or None where it is not given}; `taken`: {resolved path: option}."""
+    taken = dict(taken)
+    for option, path in outputs.items():
+        if path is not None:
+            files.check_output(option, path)
+            if (other := taken.setdefault(Path(path).resolve(), option)) != option:
+                raise ValueError(f"{option} {path}: {other} writes to the same file; name another")

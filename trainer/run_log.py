@@ -10,14 +10,17 @@ import platform
 import sys
 import time
 import uuid
-import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO, cast
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from trainer import files, launch
+from trainer.data import AnySet
 from trainer.launch import cores, device_name
+from trainer.options import Options
 
 log = logging.getLogger("course")
 
@@ -30,7 +33,10 @@ class RunLog:
     """
 
     def __init__(self, path: str | None):
-        self.file, self.run_id, self.started, self.logged = None, uuid.uuid4().hex[:12], time.time(), set()
+        self.run_id, self.started = uuid.uuid4().hex[:12], time.time()
+        self.logged: set[tuple[str, int | None]] = set()  # records that the file holds already
+        self.file: TextIO | None = None
+        self.made = path is not None and not Path(path).exists()  # by this run
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - __exit__ closes it
@@ -55,14 +61,19 @@ class RunLog:
 
     def write(self, kind: str, **fields) -> None:
         if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
-            text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
+            record = {"kind": kind, "time": time.time(), "run_id": self.run_id, **fields}
             with files.writing(self.file.name):
-                print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # damage is seen
+                print(json.dumps(record), file=self.file, flush=True)
 
-    def __enter__(self):
+    def undo(self) -> None:
+        """Leave nothing behind of a log that this run has made and not written to."""
+        if self.file and self.made:
+            Path(self.file.name).unlink()
+
+    def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(self, error_type, error, traceback):
+    def __exit__(self, error_type: type | None, error: BaseException | None, traceback: object) -> None:
         outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
         if isinstance(error, launch.Stopped):
             outcome = {"status": "resumable"}
@@ -87,9 +98,9 @@ def tracker(directory: str | None) -> Callable[[int, dict[str, float]], None]:
     return track
 
 
-def describe(args, placement, sampler, run_log):
+def describe(args: Options, placement: launch.Placement, sampler: DistributedSampler, run_log: RunLog) -> None:
     """Say what runs where, in the log's `run` record and on the console."""
-    train_set, processor = sampler.dataset, device_name(placement.device)
+    train_set, processor = cast(AnySet, sampler.dataset), device_name(placement.device)
     gpus, threads = torch.cuda.device_count(), torch.get_num_threads()
     synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
     run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic,
@@ -101,23 +112,24 @@ def describe(args, placement, sampler, run_log):
     log.info("%s%s: %d training and %d test images", train_set.name,
              " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
     batches = f"{placement.world_size} rank(s) x batch {args.batch_size} = {placement.world_size * args.batch_size}"
-    accumulated = f", {args.accumulate} steps an update" if args.accumulate > 1 else ""
-    log.info("%s, %s: %s images a step%s; %s, %d thread(s) a rank", args.model, args.strategy, batches, accumulated,
+    accumulated = f", {args.accumulate} batches per update" if args.accumulate > 1 else ""
+    log.info("%s, %s: %s images per step%s; %s, %d thread(s) per rank", args.model, args.strategy, batches, accumulated,
              ", ".join(filter(None, [processor, args.backend])), threads)
     if args.lr_scaling != "none":
-        log.info("learning rate %g x %g: --lr-scaling %s, %d images an update", args.lr, args.lr_scale, args.lr_scaling,
-                 placement.world_size * args.batch_size * args.accumulate)
+        log.info("learning rate %g x %g: --lr-scaling %s, %d images per update", args.lr, args.lr_scale,
+                 args.lr_scaling, placement.world_size * args.batch_size * args.accumulate)
     if args.device == "cpu" and args.strategy == "dp":
         log.warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
     if args.device == "cuda" and args.backend == "gloo" and placement.local_world_size > gpus:
-        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
+        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients. If each "
+                    "rank sees a GPU of its own, say --backend nccl.",
                     placement.local_world_size, gpus)
     # mpirun and srun may keep each rank to cores of its own
-    shared = cores() if placement.launcher == "torchrun" else os.cpu_count()
+    shared = cores() if placement.launcher == "torchrun" else os.cpu_count() or 1
     if args.device == "cpu" and placement.local_world_size > shared:
         log.warning("%d ranks share %d cores: they take turns.", placement.local_world_size, shared)
     if padding:
-        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
+        log.warning("%d image(s) are trained on twice per epoch, so that all shards are equally long.", padding)
 
 
 def epoch_facts(sums: list[float], seconds: dict[str, float], val_loss: float, val_accuracy: float,
@@ -130,7 +142,7 @@ def epoch_facts(sums: list[float], seconds: dict[str, float], val_loss: float, v
             "val_loss": val_loss, "val_accuracy": val_accuracy, "weight_norm": weight_norm}
 
 
-def say_epoch(epoch: int, facts: dict) -> None:
+def say_epoch(epoch: int, facts: dict[str, float]) -> None:
     log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f", epoch,
              *(facts[name] for name in ("loss", "accuracy", "seconds", "val_loss", "val_accuracy",
                                         "images_per_second")))

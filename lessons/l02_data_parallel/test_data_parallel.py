@@ -1,11 +1,10 @@
 """The DataParallel of lesson 02, on pretend devices, against PyTorch on one device and, if there are GPUs, on two."""
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch import nn
 
-from lessons.l02_data_parallel import pretend_devices, show
+from lessons.l02_data_parallel import pretend_devices
 
 
 def by_hand(model, devices):
@@ -77,10 +76,3 @@ def test_what_is_kept_for_backward_is_counted_once_and_without_weights():
     assert kept == 2 * 4 * 8 * 4  # the rows, though two products keep them, and exp's result
     result.backward()
     assert pretend_devices.bytes_of([weight.grad, rows]) == (64 + 32) * 4
-
-
-def test_the_schematic_cuts_a_batch_as_chunk_does():
-    ax = show.steps(4, rows=5)
-    boxes = [text.get_text() for text in ax.texts if round(text.get_position()[0]) == 1 and text.get_text()]
-    assert boxes == [f"{len(piece)}\nrows" for piece in torch.empty(5).chunk(4)] + ["waits"]
-    plt.close(ax.figure)

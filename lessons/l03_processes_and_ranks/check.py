@@ -1,21 +1,20 @@
 """Exercises of notebook 03. What is right comes from the placement that torchrun gives, and from what the ranks did."""
 
 import inspect
-import math
 import os
 import time
 from datetime import timedelta
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch.distributed as dist
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise
+from course.exercise import Case, Wrong, exercise
 from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
 
-NODES = (2, 2)  # nodes, processes a node: of the exercises on ranks, which pretend to have nodes
+# Of the exercises on ranks, which pretend to have nodes:
+HOSTS, PER_NODE = ["localhost", "node1.invalid"], 2
 
 
 def placements(nodes, per_node):
@@ -54,8 +53,8 @@ JOBS = {"train": "each process", "print the loss": "job", "write the checkpoint 
 def turn(answer):
     """Once in the job: rank 0. Once on each node: local rank 0. And the others must wait for it, at a barrier, before
     they read what it wrote. (Where ranks share one model's weights, as in lesson 13, all write the checkpoint.)"""
-    shapes = drawn([(2, 3)], lambda random: (2, random.choice((2, 4, 5, 8))))
-    for (nodes, per_node), (job, where) in product(shapes, JOBS.items()):
+    nodes, per_node = 2, 3
+    for job, where in JOBS.items():
         everyone = list(range(nodes * per_node))
         right = {"each process": everyone, "job": [0], "node": everyone[::per_node]}[where]
         answers = {process["rank"]: answer(job, process["rank"], process["local_rank"])
@@ -115,17 +114,10 @@ class NotMet(Exception):
     """Ends the learner's function where the ranks would wait for one another in vain."""
 
 
-def launched():
-    """(hosts, processes a node) of the launch by hand."""
-    per_node = drawn_one(NODES, lambda random: (2, random.choice((1, 3))))[1]
-    return [drawn_one("localhost", lambda random: "127.0.0.1"), "node1.invalid"], per_node
-
-
 def right_request(rank, port):
     """The environment variables and the timeout with which this rank should call init_process_group."""
-    hosts, per_node = launched()
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank % per_node), "WORLD_SIZE": str(len(hosts) * per_node),
-            "MASTER_ADDR": hosts[0], "MASTER_PORT": str(port), "timeout": repr(timedelta(seconds=30))}
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank % PER_NODE), "WORLD_SIZE": str(len(HOSTS) * PER_NODE),
+            "MASTER_ADDR": HOSTS[0], "MASTER_PORT": str(port), "timeout": repr(timedelta(seconds=30))}
 
 
 def measure_join(function, context):
@@ -138,7 +130,7 @@ def measure_join(function, context):
     for name in right[0]:
         os.environ.pop(name, None)  # a launcher of this process may have set it
     measured = {"port": port, "request": None}
-    init_process_group, (hosts, per_node) = dist.init_process_group, launched()
+    init_process_group = dist.init_process_group
 
     def recorded(*args, **kwargs):
         call = inspect.signature(init_process_group).bind(*args, **kwargs)
@@ -151,7 +143,7 @@ def measure_join(function, context):
 
     try:
         with patched(function, init_process_group=recorded):
-            measured["returned"] = repr(function(*divmod(context.rank, per_node), hosts, per_node, port))
+            measured["returned"] = repr(function(*divmod(context.rank, PER_NODE), list(HOSTS), PER_NODE, port))
         measured["world size"] = dist.get_world_size() if dist.is_initialized() else None
     except NotMet:
         pass
@@ -183,15 +175,14 @@ def measure_join(function, context):
         "The variables alone connect nobody. The ranks meet in dist.init_process_group.": no_group,
         "An environment variable is text: str(number).": numbers_as_variables,
     },
-    ranks=lambda: len(launched()[0]) * launched()[1],
+    ranks=len(HOSTS) * PER_NODE,
     group=False,
 )
 def joined(ranks):
     """Processes without a launcher have become one group, and each knows its rank. A launcher does little more than
     this: it sets these variables, then starts the processes."""
-    per_node = launched()[1]
     for rank, measured in enumerate(ranks):
-        process = f"Local rank {rank % per_node} on node {rank // per_node}"
+        process = f"Local rank {rank % PER_NODE} on node {rank // PER_NODE}"
         yield Case(measured["request"] is not None, True, f"{process} does not call dist.init_process_group.")
         for name, right in right_request(rank, measured["port"]).items():
             value = (measured["request"] or {}).get(name, "without a call")
@@ -240,19 +231,14 @@ def waits_for_the_name(local_rank, file, download):
     return file.read_text()
 
 
-def downloading():
-    """(nodes, processes a node) of the download."""
-    return drawn_one(NODES, lambda random: random.choice(((2, 3), (3, 2))))
-
-
 def measure_fetch(function, context):
     """The calls of this rank, in order, and how its function ended.
 
     Each rank notes in the store where it is. So a download goes on as soon as the other ranks have stopped, and a
     barrier that a rank will not reach ends at once: no result depends on the speed of the machine.
     """
-    node, local_rank = divmod(context.rank, downloading()[1])
-    text = drawn_one("first half, second half", lambda random: random.randbytes(12).hex())
+    node, local_rank = divmod(context.rank, PER_NODE)
+    text = "first half, second half"
     calls, barrier, world_size = [], dist.barrier, context.world_size
 
     def note(event):
@@ -323,17 +309,16 @@ def measure_fetch(function, context):
         "A file may exist and not be whole. Wait until the rank that writes it has said so, at a barrier.":
             waits_for_the_name,
     },
-    ranks=lambda: math.prod(downloading()),
+    ranks=len(HOSTS) * PER_NODE,
 )
 def fetched(ranks):
     """One download a node, and every rank reads the whole file. Should a download fail, nobody waits for ever: the
     barrier ends with an error after the group's timeout. So a download that takes longer than the timeout ends the
     job, too: give the group more time than the slowest download."""
-    nodes, per_node = downloading()
     downloads = [rank for rank, measured in enumerate(ranks) if "download" in measured["calls"]]
-    right = list(range(0, len(ranks), per_node))
-    yield Case(downloads, right, f"{nodes} nodes of {per_node} processes: ranks {downloads} call download(file). Ranks "
-                                 f"{right} should, one on each node.")
+    right = list(range(0, len(ranks), PER_NODE))
+    yield Case(downloads, right, f"{len(HOSTS)} nodes of {PER_NODE} processes: ranks {downloads} call "
+                                 f"download(file). Ranks {right} should, one on each node.")
     ends = "; ".join(f"rank {rank} {measured['end']}" for rank, measured in enumerate(ranks))
     yield Case([[measured["end"], measured["calls"]] for measured in ranks],  # the calls tell mistakes apart
                [["returned the whole file", measured["calls"]] for measured in ranks],

@@ -9,23 +9,21 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from course.exercise import Case, Sealed, Wrong, drawn_one, exercise
+from course.exercise import Case, Wrong, exercise
 from course.on_ranks import exercise_on_ranks, patched
 from lessons.l04_collectives import messages
+from lessons.l04_collectives.solution import my_all_reduce, my_broadcast, my_ring
 
 # ------------------------------------------------------------------------------------------ collectives from messages
 
 
-def five():
-    """Ranks of a check that names a shape: on three a chain is a star, on four a tree may be a chain."""
-    return drawn_one(5, lambda random: random.choice((4, 6)))
+FIVE = 5  # ranks of a check that names a shape: on three a chain is a star, on four a tree may be a chain
 
 
 def numbers(rank):
     """float32, one dimension: 1 2 3 ... of rank 0, 10 20 30 ... of rank 1, as in the lesson's pictures. Their count is
     a multiple of no number of ranks."""
-    values = drawn_one(11, lambda random: random.choice((11, 13, 17)))
-    return torch.tensor([float((1 + place % 9) * 10**rank) for place in range(values)])
+    return torch.tensor([float((1 + place % 9) * 10**rank) for place in range(11)])
 
 
 def in_worlds(context, call: Callable[[int], dict]) -> dict:
@@ -100,18 +98,6 @@ def described(of_ranks):
 
 
 # Exercise 1: broadcast
-def my_broadcast(tensor, src):
-    ranks = dist.get_world_size()
-    place = (dist.get_rank() - src) % ranks  # counted from src
-    have = 1  # how many places have the tensor: twice as many after each round
-    while have < ranks:
-        if place < have and place + have < ranks:
-            dist.send(tensor, (place + have + src) % ranks)
-        elif have <= place < 2 * have:
-            dist.recv(tensor, (place - have + src) % ranks)
-        have *= 2
-
-
 def to_one_alone(tensor, src):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if rank == src:
@@ -159,7 +145,7 @@ def for_powers_of_two(tensor, src):
 
 def sources(ranks):
     """Whose tensor all are to get, in each call."""
-    return drawn_one([0, ranks - 1], lambda random: random.sample(range(ranks), 2))
+    return [0, ranks - 1]
 
 
 def measure_broadcast(function, context):
@@ -177,7 +163,7 @@ def measure_broadcast(function, context):
 
 @exercise_on_ranks(
     measure_broadcast,
-    ranks=five,
+    ranks=FIVE,
     solution=my_broadcast,
     hint="Rank src sends, and each other rank receives, into the tensor that it was given: dist.send(tensor, dst) and "
     "dist.recv(tensor, src). Whoever has received may send, too: then others need not wait for src.",
@@ -208,20 +194,6 @@ def broadcasted(ranks):
 
 
 # Exercise 2: all_reduce
-def my_all_reduce(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        part = torch.empty_like(tensor)
-        for other in range(1, ranks):
-            dist.recv(part, other)
-            tensor += part
-        for other in range(1, ranks):
-            dist.send(tensor, other)
-    else:
-        dist.send(tensor, 0)
-        dist.recv(tensor, 0)
-
-
 def not_in_place(tensor):
     my_all_reduce(tensor.clone())
 
@@ -292,7 +264,7 @@ def sums(ranks):
 
 @exercise_on_ranks(
     measure_all_reduce,
-    ranks=five,
+    ranks=FIVE,
     solution=my_all_reduce,
     hint="Two steps are enough: all parts go to one rank, which adds them up; then the sum goes to all, and this is a "
     "broadcast. What arrives needs a tensor of its own, torch.empty_like(tensor), before it is added.",
@@ -318,21 +290,6 @@ def all_reduced(ranks):
 
 
 # Exercise 3: the same as a ring
-def my_ring(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(ranks)
-    for step in range(2 * (ranks - 1)):
-        outgoing, incoming = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
-        arriving = torch.empty_like(incoming)
-        for transfer in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks),
-                                                dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)]):
-            transfer.wait()
-        if step < ranks - 1:
-            incoming += arriving
-        else:
-            incoming.copy_(arriving)
-
-
 def ring_with(tensor, halves=2, on=1, adds=(True, False), send=to_the_right):
     """The ring with one thing changed: how many halves, how far it moves on, whether each half adds what arrives, and
     how chunks are sent."""
@@ -362,7 +319,7 @@ def send_before_receive(outgoing, incoming):
 
 @exercise_on_ranks(
     measure_all_reduce,
-    ranks=five,
+    ranks=FIVE,
     solution=my_ring,
     hint="What arrives in one step is sent on in the next. In step 0 rank r sends chunk r, and receives the chunk that "
     "its left neighbour sends: r - 1. So in step 1 it sends chunk r - 1, and so on, also in the second half. All "
@@ -433,13 +390,11 @@ def choices(answer):
         raise Wrong(f"You returned {chosen!r}. Return a dict, with a name for each letter.")
     if missing := sorted(ANSWERS.keys() - chosen):
         raise Wrong(f"There is no answer to {', '.join(missing)}.")
-    names = {letter: name if isinstance(name := chosen[letter], Sealed) else
-             re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(name)) for letter in ANSWERS}
-    given, right = Sealed.of(names), Sealed.of(ANSWERS)
-    wrong = sum(given[letter] != right[letter] for letter in right)
+    given = {letter: re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(chosen[letter])) for letter in ANSWERS}
+    wrong = sum(given[letter] != ANSWERS[letter] for letter in ANSWERS)
     for letter, reason in REASONS.items():
-        yield Case(given[letter], right[letter],
-                   f"{letter}: {names[letter]} does not fit, or moves more than is needed. {reason}"
+        yield Case(given[letter], ANSWERS[letter],
+                   f"{letter}: {given[letter]} does not fit, or moves more than is needed. {reason}"
                    + (f" ({wrong} of 6 are not right yet.)" if wrong > 1 else ""))
 
 
@@ -497,13 +452,7 @@ def for_rank_0_alone(mine):
 def predictions(ranks):
     """The predictions of each rank, a list each: of unequal lengths, rank 0's neither the longest nor empty. Some are
     0."""
-    def other(random):
-        first, *more = random.sample(range(1, 7), ranks - 2)
-        lengths = [first, *random.sample([0, 7, *more], ranks - 1)]
-        return [random.sample(range(7), length) for length in lengths]  # of 7 numbers, 0 is one
-
-    return drawn_one([[(3 * rank + 2 * place) % 5 for place in range(length)] for rank, length in enumerate((3, 0, 5))],
-                     other)
+    return [[(3 * rank + 2 * place) % 5 for place in range(length)] for rank, length in enumerate((3, 0, 5))]
 
 
 def measure_join(function, context):
@@ -593,8 +542,7 @@ def rank_0_alone_learns(want):
 
 def wishes(ranks):
     """The set of ranks that want to stop, in each step: none, the last rank, rank 0, all."""
-    fixed = [set(), {ranks - 1}, {0}, set(range(ranks))]
-    return drawn_one(fixed, lambda random: random.sample([*fixed, set(), set(), {random.randrange(1, ranks)}], 7))
+    return [set(), {ranks - 1}, {0}, set(range(ranks))]
 
 
 def measure_stop(function, context):

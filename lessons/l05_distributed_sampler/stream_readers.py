@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from course import rank_program, shortcuts
-from lessons.l05_distributed_sampler import check
+from lessons.l05_distributed_sampler.solution import Stream, WholeStream
 from trainer import launch, models, options
 from trainer.files import check_output
 
@@ -92,7 +92,7 @@ def train(batches, args, model, test_set):
 def train_all(stream, args, placement, train_set, test_set):
     """What `train` gives for each way to share the images."""
     source = Images(train_set, args.steps * BATCH * placement.world_size)
-    ways = {"whole": loader(check.WholeStream(source), args, BATCH),
+    ways = {"whole": loader(WholeStream(source), args, BATCH),
             "mine": loader(stream(source), args, BATCH),
             "sampler": loader(source, args, BATCH, DistributedSampler(source, shuffle=False))}
     torch.manual_seed(0)
@@ -117,9 +117,9 @@ def main():
             raise ValueError(f"--steps {args.steps} is no multiple of {POINTS} and of --workers {args.workers}")
         check_output("--out", args.out)
         sets = rank_program.dataset(args) if args.steps else ()
-    stream, whose = check.WholeStream, "every reader reads all"
+    stream, whose = WholeStream, "every reader reads all"
     if args.yours is not None:
-        stream, whose = (runpy.run_path(args.yours)["Stream"], "yours") if args.yours else (check.Stream, "ours")
+        stream, whose = (runpy.run_path(args.yours)["Stream"], "yours") if args.yours else (Stream, "ours")
     torch.set_num_threads(1)
     with rank_program.ranks(placement, 2 * args.timeout):
         shortcuts.defer_compiler()  # this program compiles nothing

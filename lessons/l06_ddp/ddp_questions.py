@@ -16,10 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from course import rank_program
+from course import one_model, rank_program
 from course.sent import Sent
-from lessons.l06_ddp import wrapped_training
-from lessons.l06_ddp.buckets import pack
 from trainer import files
 from trainer.options import positive
 
@@ -33,7 +31,7 @@ def scale(lab):
     def gradient(batch, reduction):
         model = lab.model()
         cross_entropy(model(batch[0]), batch[1], reduction=reduction).backward()
-        return pack(list(model.parameters()))
+        return one_model.flat_gradient(model)
 
     results = []
     for loss in ("mean", "sum"):
@@ -149,14 +147,14 @@ QUESTIONS = {step.__name__: step for step in (scale, timeline)}
 
 
 def main():
-    parser = wrapped_training.get_parser(__doc__)
+    parser = one_model.get_parser(__doc__)
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=QUESTIONS, metavar="NAME", help=f"of: {', '.join(QUESTIONS)}")
     add("--bucket-mb", type=positive(float), nargs="+", default=[4, 1000], help="bucket_cap_mb of each `timeline`, MiB")
     add("--width", type=positive(int), default=1024, help="of the layers in `timeline`")
     add("--wrapper", metavar="FILE.py:CLASS", help="a class of your own, for `timeline`, too")
     args = parser.parse_args()
-    wrapped_training.run(args, parser, {name: QUESTIONS[name] for name in args.step})
+    one_model.run(args, parser, {name: QUESTIONS[name] for name in args.step})
 
 
 if __name__ == "__main__":

@@ -26,10 +26,6 @@ def by_update(lines: dict, title: str, synthetic: bool) -> Axes:
     return ax
 
 
-def small(difference: float) -> str:
-    return f"{difference:.0e}" if difference else "0"
-
-
 PARTS = ("forward", "backward", "wait", "update")
 
 

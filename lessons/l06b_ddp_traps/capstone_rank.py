@@ -33,8 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from course import shortcuts
-from lessons.l06_ddp.buckets import pack
-from lessons.l06_ddp.wrapped_training import flat_weights
+from course.one_model import flat_gradient, flat_weights
 from trainer import data
 
 TRAIN, TEST = 151, 23  # images: neither 2 nor 3 ranks can share them equally
@@ -241,7 +240,7 @@ class Watcher:
     def before_update(self, optimizer, args, kwargs):
         self.facts["rate"] = max(self.facts["rate"], optimizer.param_groups[0]["lr"])
         if self.update == COMPARED and self.model is not None:
-            self.gradient = pack(list(self.model.parameters()))
+            self.gradient = flat_gradient(self.model)
         self.update += 1
 
     def loop(self, begin, loader):
@@ -268,7 +267,7 @@ class Watcher:
         pixels, labels = self.sets[0].__getitems__(sum(images, []))
         self.reference.zero_grad()
         cross_entropy(self.reference(pixels), labels).backward()
-        right = pack(list(self.reference.parameters()))
+        right = flat_gradient(self.reference)
         times = self.gradient @ right / right.norm() ** 2
         off = (self.gradient - times * right).norm() / right.norm()
         self.facts |= {"times": times.item(), "off": off.item()}

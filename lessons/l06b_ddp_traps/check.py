@@ -5,7 +5,6 @@ import pickle
 import time
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course.exercise import Case, Wrong, drawn_one, generator_seed
+from course.exercise import Case, Wrong
 from course.on_ranks import exercise_on_ranks
 
 
@@ -75,16 +74,11 @@ def of_the_last(model):
     return apart(nn.ParameterList(list(model.parameters())[-1:]))
 
 
-def deviation(ranks):
-    """(the rank of which one weight is larger, by how much); that of rank 1, or 0, is as much smaller."""
-    return drawn_one((2, 0.25), lambda random: (random.randrange(2, ranks), random.randint(3, 9) / 8))
-
-
 def measure_apart(function, context):
     """The function's answers for four models, and whether it changed a weight: all ranks have the same model; one value
     of the first layer is smaller on rank 1, or on rank 0, and larger on another rank; another value differs on each
     rank, so that all norms agree."""
-    answers, changed, (deviating, amount) = [], False, deviation(context.world_size)
+    answers, changed = [], False
     for case in ("same", 1, 0, "same norm"):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         for parameter in model.parameters():
@@ -92,9 +86,9 @@ def measure_apart(function, context):
         model[1].weight.data += torch.arange(3)
         first = model[0].weight.data.view(-1)
         if case in (0, 1):
-            first[2] += amount * ((context.rank == deviating) - (context.rank == case))
+            first[2] += 0.25 * ((context.rank == 2) - (context.rank == case))
         elif case == "same norm":
-            first[context.rank] += amount
+            first[context.rank] += 0.25
         before = copy.deepcopy(model.state_dict())
         answer = function(model)
         if answer is None:
@@ -124,14 +118,11 @@ def drift(ranks):
     """The answer is 0 only where every weight is the same on all ranks, and every rank knows it: a test that DDP does
     its work. It costs two all-reduces a tensor. main.py compares one norm of all weights, after each epoch: cheaper,
     and blind only to differences that leave the norm as it is."""
-    deviating, amount = deviation(len(ranks))
     yield Case(any(measured["changed"] for measured in ranks), False, "Your function changed the weights.")
     models = {"All ranks had the same weights": 0.0,
-              f"One weight was {amount:g} smaller on rank 1 than on rank 0, and {amount:g} larger on rank {deviating}":
-                  2 * amount,
-              f"One weight was {amount:g} smaller on rank 0 than on rank 1, and {amount:g} larger on rank {deviating}":
-                  2 * amount,
-              f"On each rank another weight was {amount:g} larger": amount}
+              "One weight was 0.25 smaller on rank 1 than on rank 0, and 0.25 larger on rank 2": 0.5,
+              "One weight was 0.25 smaller on rank 0 than on rank 1, and 0.25 larger on rank 2": 0.5,
+              "On each rank another weight was 0.25 larger": 0.25}
     for number, (description, right) in enumerate(models.items()):
         answers = [measured["answers"][number] for measured in ranks]
         yield Case(answers, [right] * len(ranks),
@@ -175,24 +166,20 @@ def careless(ddp, batches, optimizer, every, divide=True, zero=True, of_each=Fal
                 optimizer.zero_grad()
 
 
-def given():
-    """(batches of each rank, rows of a batch, batches for an update)."""
-    return drawn_one((6, 4, 3), lambda random: (
-        (every := random.choice((2, 4))) * random.choice((2, 3)), random.randint(5, 9), every))
+BATCHES, SIZE, EVERY = 6, 4, 3  # batches of each rank, rows of a batch, batches for an update
 
 
 def measure_train(function, context):
     """All-reduces, the rows that a forward saw, and how the weights moved, compared with one process that has the
     batches of all ranks."""
-    count, size, every = given()
-    generator = torch.Generator().manual_seed(generator_seed())
-    inputs = torch.randn(count, context.world_size, size, 5, generator=generator)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(BATCHES, context.world_size, SIZE, 5, generator=generator)
     labels = torch.randint(3, inputs.shape[:3], generator=generator)
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     start, alone = model.weight.detach().clone(), copy.deepcopy(model)
     sgd = torch.optim.SGD(alone.parameters(), lr=0.01)
-    for batch, truth in zip(inputs.split(every), labels.split(every), strict=True):
+    for batch, truth in zip(inputs.split(EVERY), labels.split(EVERY), strict=True):
         sgd.zero_grad()
         cross_entropy(alone(batch.flatten(0, -2)), truth.flatten()).backward()
         sgd.step()
@@ -207,7 +194,7 @@ def measure_train(function, context):
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(None, counted)
     batches = list(zip(inputs[:, context.rank], labels[:, context.rank], strict=True))
-    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), every)
+    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), EVERY)
     moved, right = (model.weight.detach() - start).flatten(), (alone.weight.detach() - start).flatten()
     return {"all_reduces": len(buckets), "rows": max(rows, default=0),
             "times as far": (moved @ right / (right @ right)).item(),
@@ -238,12 +225,12 @@ def measure_train(function, context):
 )
 def accumulate(ranks):
     """One all-reduce an update, not one a batch, and the weights are those of one process with the large batch."""
-    measured, (batches, size, every) = ranks[0], given()
-    yield Case(measured["rows"] > size, False,
-               f"A forward saw {measured['rows']} rows, and a batch has {size}.")
-    yield Case(measured["all_reduces"], batches // every,
-               f"You made {measured['all_reduces']} all-reduces for {batches} batches. With an update after each "
-               f"{every} batches, {batches // every} are right.")
+    measured = ranks[0]
+    yield Case(measured["rows"] > SIZE, False,
+               f"A forward saw {measured['rows']} rows, and a batch has {SIZE}.")
+    yield Case(measured["all_reduces"], BATCHES // EVERY,
+               f"You made {measured['all_reduces']} all-reduces for {BATCHES} batches. With an update after each "
+               f"{EVERY} batches, {BATCHES // EVERY} are right.")
     yield Case(round(measured["times as far"], 1), 1.0,
                f"The number of all-reduces is right, but the weights moved {measured['times as far']:.1f} times as far "
                "as those of one process with the large batch.")
@@ -269,16 +256,11 @@ def save_with(ddp, file, all_write=False, prefix=False, state=True, waits="all")
         dist.barrier()
 
 
-def layers():
-    """Widths before and behind each layer of the model to save."""
-    return drawn_one([4, 3], lambda random: random.choices(range(2, 9), k=random.choice((3, 4))))
-
-
 def measure_save(function, context):
     """How often this rank wrote, whether the file was there when the function returned, and the names in it. Writing
     takes a while, as with a model of some gigabytes."""
     torch.manual_seed(context.rank)
-    model = nn.Sequential(*[nn.Linear(*widths) for widths in pairwise(layers())])
+    model = nn.Sequential(nn.Linear(4, 3))
     parallel, file, own = DistributedDataParallel(model), Path(context.folder, "model.pt"), list(model.state_dict())
     writes, save, names = [], torch.save, None
 

@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from course.lesson import small
 from course.plots.style import COLOURS, PALE, head, name_rows
-from lessons.l06_ddp.show import small
 
 ROUNDING = 1e-9  # largest difference of a float64 weight in the same training, summed in another order
 SMALLEST = 1e-18  # a difference below it, 0 too, is drawn here: a logarithm has no 0

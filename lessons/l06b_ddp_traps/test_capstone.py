@@ -8,7 +8,6 @@ import pytest
 from lessons.l06b_ddp_traps import capstone
 from tests import runner
 
-pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 ONE, MANY = (runner.ROOT.joinpath(f"scripts/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
 GROUP = 'dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=5))'
 GPU = "torch.accelerator.set_device_index(local_rank)"
@@ -57,8 +56,6 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "shards overlap": ({SAMPLER: SAMPLER.replace("drop_last", "seed=rank, drop_last")}, "115 different ones of 151"),
     "same order": ({SET_EPOCH: ""}, "sampler.set_epoch(epoch)"),
     "one GPU": ({GPU: "pass", WRAP: PLAIN}, "rank 0 uses GPU 0; rank 1 uses GPU 0; rank 2 uses GPU 0"),
-    "GPU of the rank": ({'["LOCAL_RANK"]': '["RANK"]'}, "rank 2 uses GPU 2"),
-    "no GPU": ({DEVICE: '"cpu"', WRAP: PLAIN}, "rank 2 uses no GPU"),
     "not wrapped": ({WRAP: "model"}, "nothing averages their gradients"),
     "raw model called": ({"ddp_model(images": "model(images"}, "training calls the unwrapped one"),
     "always no_sync": ({"    model.train()": "    model.train(); ddp_model.require_backward_grad_sync = False"},
@@ -71,9 +68,6 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "seed": ({"manual_seed(rank)": "manual_seed(0)"}, "the same random numbers"),
     "all print": ({"    if rank == 0:\n        print": "    if True:\n        print"}, "2 ranks printed 3 lines"),
     "rank 0's loss": ({SUMS: SUMS.replace("sums", "sums[2]")}, "the loss printed for epoch 0 is 1.6642"),
-    "rank 0's hits": ({SUMS: SUMS.replace("sums", "sums[:2]")}, "the accuracy printed for epoch 0 is 0.5217"),
-    "mean of means, loss": ({"loss.detach() * len(labels)": "loss.detach()", "+= len(labels)": "+= 1"},
-                            "the loss printed for epoch 0 is 1.6884"),
     "mean of means": ({SUMS: f"    sums[2] /= len(shard)\n{SUMS}", "sums[2] / len(test_set)": "sums[2] / world_size"},
                       "the accuracy printed for epoch 0 is 0.6818"),
     "padded evaluation": ({"sampler=shard": "sampler=DistributedSampler(test_set, shuffle=False)"},
@@ -81,7 +75,6 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "images left out": ({"sampler=shard": "sampler=DistributedSampler(test_set, drop_last=True)"},
                         "tested 22 of the 23 test images"),
     "all save": ({SAVE: "torch.save(model.state_dict(), SAVE)"}, "2 ranks saved"),
-    "rank 1 saves": ({SAVE: SAVE.replace("0", "1")}, "On 1 rank, 0 ranks saved"),
     "module.": ({"model.state_dict()": "ddp_model.state_dict()"}, "begin with `module.`"),
     "collective for rank 0": ({f"{SUMS}  #": "    #", "        print": f"    {SUMS}\n        print"},
                               "rank 0 is at dist.all_reduce of 3 values (line 63); rank 1 is at a step of training"),
@@ -89,16 +82,11 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
                           "rank 0 is at DistributedDataParallel (line 43); rank 1 is at dist.all_reduce"),
     "more steps on one rank": ({"sampler=sampler": "sampler=list(sampler)[:25 * (3 - rank)]", SET_EPOCH: "",
                                 "BATCH // world_size": "25"}, "rank 0 is at a step of training (line 50)"),
-    "another size": ({SUMS: "    dist.all_reduce(sums[rank:])"}, "rank 1 is at dist.all_reduce of 2 values"),
     "rank 1 hangs": ({"    model.train()": "    model.train()\n    import time; time.sleep(1000 * rank)"},
                      "rank 1 has met no other rank for 3 s (line 50)"),
     "rank 1 dies": ({SUMS: "    os._exit(3) if rank else 0\n" + SUMS}, "rank 1 died (exit status 3)"),
     "an error": ({SUMS: "    sums / no_such_name\n" + SUMS}, "raised NameError"),
 }
-# Another mistake takes the same way through the check.
-WEEKLY = {"GPU of the rank", "no GPU", "rank 0's hits", "mean of means, loss", "rank 1 saves", "another size"}
-REASONS = {"rank 0's loss": "rank 0's images alone", "rank 0's hits": "rank 0's images alone",
-           "mean of means, loss": "a mean of means", "mean of means": "a mean of means"}
 
 
 def edited(changes):
@@ -124,8 +112,7 @@ def test_a_right_program_is_right_however_it_is_written(name, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["06b_program.py"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in WEEKLY))
-                                  for name in MISTAKES])
+@pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_gets_a_message_of_its_own(name, tmp_path, monkeypatch):
     monkeypatch.setattr(capstone, "LIMIT", 3 if name == "rank 1 hangs" else capstone.LIMIT)
     if "GPU" in name:  # on two ranks without GPUs nothing is wrong
@@ -134,7 +121,6 @@ def test_each_mistake_gets_a_message_of_its_own(name, tmp_path, monkeypatch):
     outcome, message = verdict(edited(changes), tmp_path)
     assert outcome == "wrong"
     assert [words for _, words in MISTAKES.values() if words in message] == [words], message
-    assert {reason for reason in REASONS.values() if reason in message} == {*filter(None, [REASONS.get(name)])}, message
 
 
 @pytest.mark.parametrize("text", [None, ONE, "# mine\n" + ONE.split('"""', 2)[2]])
@@ -145,11 +131,4 @@ def test_minimal_py_itself_or_no_file_is_untried(text, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_not_python_is_wrong(tmp_path):
-    assert "Line 2 of your file is not Python" in verdict("import data\nif rank =", tmp_path)[1]
-
-
-def test_hint_and_solution_are_one_call_away(capsys):
-    capstone.program.solution()
-    assert capsys.readouterr().out == MANY + "\n"
-    capstone.program.hint()
-    assert "DistributedSampler" in capsys.readouterr().out
+    assert verdict("import data\nif rank =", tmp_path)[0] == "wrong"

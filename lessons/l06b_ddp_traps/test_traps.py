@@ -102,9 +102,3 @@ def test_every_rank_holds_everything(results):
     for rank in view["ranks"]:
         assert rank["gradients"] == 0 and rank["parameters"] == rank["buckets"] == size
     assert len(default["ranks"]) == RANKS
-
-
-def test_rounding_and_a_different_result_differ_in_colour_and_shape():
-    none, same, other = show.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, False).lines
-    assert none.get_color() == same.get_color() != other.get_color()
-    assert none.get_marker() == same.get_marker() != other.get_marker()

@@ -14,11 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course import rank_program
+from course import one_model, rank_program
+from course.one_model import LR, between_ranks, flat_gradient, flat_weights, sent_by, worst
 from course.sent import Sent
-from lessons.l06_ddp import wrapped_training
-from lessons.l06_ddp.buckets import pack
-from lessons.l06_ddp.wrapped_training import LR, between_ranks, flat_weights, sent_by, worst
 from trainer import launch, models
 
 CPU = torch.device("cpu")
@@ -194,7 +192,7 @@ def no_sync(lab):
     of one process."""
     whole, results = lab.model(), {}
     cross_entropy(whole(lab.whole[0][0]), lab.whole[0][1]).backward()
-    truth = pack(list(whole.parameters()))
+    truth = flat_gradient(whole)
     images, labels = lab.shards[0]
     parts = list(zip(images.chunk(4), labels.chunk(4), strict=True))
     for way in (synchronise_each, synchronise_last, first_try, never, around_ddp):
@@ -202,7 +200,7 @@ def no_sync(lab):
         parallel = DistributedDataParallel(model)
         with Sent() as sent:
             way(parallel, parts)
-        gradient = pack(list(model.parameters()))
+        gradient = flat_gradient(model)
         results[way.__name__] = {
             "all_reduces": all_reduces(sent), "between_ranks": between_ranks(gradient[None])[0],
             "from_one_process": worst((gradient - truth)[None])[0]}
@@ -235,7 +233,7 @@ def order(lab):
     for name, parallel in (("DDP(model.double())", DistributedDataParallel(lab.model().double())),
                            ("DDP(model).double()", DistributedDataParallel(lab.model()).double())):
         cross_entropy(parallel(images.double()), labels).backward()
-        results[name] = between_ranks(pack(list(parallel.parameters()))[None])[0]
+        results[name] = between_ranks(flat_gradient(parallel)[None])[0]
     return results
 
 
@@ -284,11 +282,11 @@ QUESTIONS = {step.__name__: step for step in (equality, no_sync, unused, order, 
 
 
 def main():
-    parser = wrapped_training.get_parser(__doc__)
+    parser = one_model.get_parser(__doc__)
     parser.add_argument("--step", nargs="+", required=True, choices=QUESTIONS, metavar="NAME",
                         help=f"of: {', '.join(QUESTIONS)}")
     args = parser.parse_args()
-    wrapped_training.run(args, parser, {name: QUESTIONS[name] for name in args.step})
+    one_model.run(args, parser, {name: QUESTIONS[name] for name in args.step})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise
+from course.exercise import Case, Wrong, exercise
 from course.on_ranks import exercise_on_ranks, patched
 
 
@@ -45,18 +45,8 @@ def run_log(ranks, samples, seconds):
 
 def pairs_of_runs():
     """(log of one process, log of several ranks): ranks, images of an epoch, seconds of each epoch."""
-    def other(random):
-        def epochs(usual):
-            disturbed = random.uniform(1.5, 2) * usual
-            later = [usual, 1.02 * usual, 0.97 * usual, 1.05 * usual, disturbed]
-            return [random.uniform(1.2, 1.8) * usual, *random.sample(later, 5)]
-
-        samples, usual = random.randint(10, 90) * 100, random.randint(10, 90) / 10
-        return ((1, samples, epochs(usual)),
-                (random.randint(3, 16), random.randint(2, 5) * samples, epochs(usual * random.uniform(0.6, 1.5))))
-
-    cases = drawn([((1, 6400, [1.4, 0.8, 0.82, 0.79, 1.3, 0.78]), (2, 6400, [1.2, 0.5, 0.9, 0.48, 0.52, 0.51])),
-                   ((1, 1000, [3.0, 2.0, 2.1, 2.6]), (8, 4000, [5.0, 4.0, 7.0, 3.9]))], other)
+    cases = [((1, 6400, [1.4, 0.8, 0.82, 0.79, 1.3, 0.78]), (2, 6400, [1.2, 0.5, 0.9, 0.48, 0.52, 0.51])),
+             ((1, 1000, [3.0, 2.0, 2.1, 2.6]), (8, 4000, [5.0, 4.0, 7.0, 3.9]))]
     return [[run_log(*run) for run in pair] for pair in cases]
 
 
@@ -133,8 +123,7 @@ def my_split(alone, together, ranks, ceiling):
 def split(answer):
     """No link and no better program will give back the first part: it belongs to the machine. Only the second part is
     the price of working together: messages, and waiting for the slowest rank."""
-    steps = drawn(((10.0, 14.0, 2, 1.6), (5.0, 26.0, 8, 2.0), (4.0, 6.5, 4, 3.2)), lambda random: (
-        random.randint(4, 20) / 2, random.randint(170, 200) / 2, random.randint(3, 8), random.choice((1.25, 2.0, 2.5))))
+    steps = ((10.0, 14.0, 2, 1.6), (5.0, 26.0, 8, 2.0), (4.0, 6.5, 4, 3.2))
     for alone, together, ranks, ceiling in steps:
         parts = answer(alone, together, ranks, ceiling)
         if not isinstance(parts, tuple | list) or len(parts) != 2:
@@ -196,9 +185,8 @@ USUAL = "work() in a usual round"
 def measure_slowest(function, context):
     """The function's result and the times of each part of a round, for two slow ranks, one after the other."""
     measured = []
-    rounds, stretch = drawn_one((5, 1), lambda random: (random.choice((7, 9)), random.uniform(1.6, 1.8)))
-    quick, slow_work, message, disturbance = (stretch * seconds for seconds in (0.01, 0.04, 0.06, 0.4))
-    for slow in drawn_one((1, context.world_size - 1), lambda random: random.sample(range(1, context.world_size), 2)):
+    rounds, quick, slow_work, message, disturbance = 5, 0.01, 0.04, 0.06, 0.4
+    for slow in (1, context.world_size - 1):
         works, talks = [], []
 
         def work(slow=slow, works=works):
@@ -293,14 +281,8 @@ STRETCHED = {"threads": (2.4, 3.9, 15.4, 2.7), "data": (34, 1, 1, 0.9), "slow ra
 
 def ill_runs():
     """(sound, run, fault): milliseconds of each phase of a step."""
-    def other(random):
-        sound = {phase: random.uniform(0.8, 8) * ms for phase, ms in SOUND.items()}
-        fault = random.choice(FAULTS)
-        return sound, [factor * random.uniform(0.95, 1.05) for factor in STRETCHED[fault]], fault
-
-    cases = drawn([(SOUND, factors, fault) for fault, factors in STRETCHED.items()], other)
-    return [(sound, {phase: round(factor * sound[phase], 2) for phase, factor in zip(sound, factors, strict=True)},
-             fault) for sound, factors, fault in cases]
+    return [(SOUND, {phase: round(factor * SOUND[phase], 2) for phase, factor in zip(SOUND, factors, strict=True)},
+             fault) for fault, factors in STRETCHED.items()]
 
 
 @exercise(
@@ -371,18 +353,9 @@ def never_narrows(measure, batches, wanted):
 
 def machines():
     """(batches, speed-up wanted, seconds of a step: fixed, an image, the message) of each case."""
-    def other(random):
-        smallest, wanted, image = random.randint(2, 9), random.uniform(1.3, 1.6), random.uniform(0.01, 0.2)
-        batches = [smallest * 2**power for power in range(random.randint(9, 17))]
-        batch = batches[random.randrange(2 * len(batches) // 3, len(batches))] / 1.3  # has the speed-up that is wanted
-        fixed = random.uniform(0, 0.2) * image * batch
-        message = (fixed + image * batch) / wanted - fixed - image * batch / 2
-        return batches, wanted, fixed, image, message
-
     powers = [2**power for power in range(2, 17)]
-    fixed = [(powers, 1.7, 0.5, 0.1, 1.5), (powers, 1.7, 0.5, 0.01, 0.01), (powers[:8], 1.7, 1.0, 0.1, 90.0),
-             (powers[2:8], 1.4, 0.5, 0.1, 4.0), (powers[:1], 1.2, 0.5, 0.1, 0.2)]
-    return drawn(fixed, other)
+    return [(powers, 1.7, 0.5, 0.1, 1.5), (powers, 1.7, 0.5, 0.01, 0.01), (powers[:8], 1.7, 1.0, 0.1, 90.0),
+            (powers[2:8], 1.4, 0.5, 0.1, 4.0), (powers[:1], 1.2, 0.5, 0.1, 0.2)]
 
 
 @exercise(

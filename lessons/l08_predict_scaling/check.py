@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise
+from course.exercise import Case, Wrong, exercise
 from course.lesson import some
 from course.on_ranks import exercise_on_ranks
 
@@ -40,13 +40,8 @@ def power_law(bytes, points):
 
 def links():
     """(α in s, β in s a byte, sizes that were measured, sizes to be predicted) of each case."""
-    def other(random):
-        sizes = sorted(random.sample(range(1, 900), 5))
-        return (random.randint(1, 900) * 1e-6, random.randint(1, 90) * 1e-9, [1000 * size for size in sizes],
-                [1000 * random.randint(sizes[0] + 1, sizes[-1] - 1) + 500, 1000 * random.randint(1000, 9000)])
-
-    return drawn([(500e-6, 1e-9, [100_000, 400_000, 1_600_000], [250_000, 16_000_000]),
-                  (20e-6, 4e-9, [1000, 8000], [2000, 100_000])], other)
+    return [(500e-6, 1e-9, [100_000, 400_000, 1_600_000], [250_000, 16_000_000]),
+            (20e-6, 4e-9, [1000, 8000], [2000, 100_000])]
 
 
 @exercise(
@@ -123,27 +118,17 @@ WARM_UP = 0.3  # seconds: how late the first call ends
 LATE = [(0.15, 0.01, 0.03), (0.01, 0.13, 0.03), (0.01, 0.01, 0.16), (0.01, 0.5, 0.03), (0.25, 0.01, 0.03)]
 
 
-def lateness():
-    """LATE; or for a grader two more rounds, neither of which is the median, and all of it longer."""
-    def other(random):
-        factor = random.uniform(1.3, 1.5)
-        more = [(0.14, 0.01, 0.03), (0.01, 0.03, 0.2)]
-        return [tuple(factor * seconds for seconds in of_ranks) for of_ranks in LATE + more]
-
-    return drawn_one(LATE, other)
-
-
 def measure_timing(function, context):
     """The function's result, and when each collective began and ended on this rank."""
-    rounds, spans = lateness(), []
+    spans = []
 
     def call():
         start, number = time.monotonic(), len(spans)  # the clock is the same for all processes
         dist.all_reduce(torch.zeros(1000))
-        time.sleep(rounds[(number - 1) % len(rounds)][context.rank % 3] if number else WARM_UP)
+        time.sleep(LATE[(number - 1) % len(LATE)][context.rank % 3] if number else WARM_UP)
         spans.append((start, time.monotonic()))
 
-    seconds = function(call, len(rounds))
+    seconds = function(call, len(LATE))
     if seconds is None:
         raise Wrong(f"On rank {context.rank} your function returned None. Every rank needs the number.")
     return {"seconds": float(seconds), "spans": spans}
@@ -172,7 +157,7 @@ def timing(ranks):
     """This is how message_time.py measures: warmed up, begun together, the slowest rank of each round, and the median
     of the rounds. Each of the four changes the number. On a GPU also torch.cuda.synchronize() before each reading of
     the clock (a collective of NCCL returns before it is done; message_time.py waits for it), and the tensor there."""
-    rounds, seconds = len(lateness()), [measured["seconds"] for measured in ranks]
+    rounds, seconds = len(LATE), [measured["seconds"] for measured in ranks]
     calls = list(zip(*(measured["spans"] for measured in ranks), strict=True))
     yield Case(min(len(calls) - rounds, 1), 1,
                f"You made {len(calls)} calls for {rounds} rounds; at least {rounds + 1} are needed.")
@@ -212,11 +197,6 @@ def in_equal_steps(rounded, samples, batch, ranks, *times):
     return step, rounded(samples / ranks / batch) * step
 
 
-def larger_job(random):
-    return (random.randint(1000, 9000), random.randint(9, 99), random.randint(2, 9), random.randint(1, 9) * 1e-3,
-            random.randint(10, 90) * 1e-5, random.randint(10, 90) * 1e-4)
-
-
 @exercise(
     solution=my_prediction,
     hint="A step of one rank takes fixed + per_image * batch; with several ranks the message comes on top. How many "
@@ -251,8 +231,8 @@ def larger_job(random):
 def prediction(answer):
     """A first model of DDP: a step of one rank, and the message on top. It needs three numbers, measured apart from
     each other, and no run with several ranks that train."""
-    cases = drawn(((1001, 64, 4, 1e-3, 1e-4, 2e-3), (1000, 64, 1, 1e-3, 1e-4, 2e-3), (6400, 64, 2, 2e-3, 1e-4, 5e-4),
-                   (100, 64, 3, 1e-3, 1e-4, 4e-3)), larger_job)
+    cases = ((1001, 64, 4, 1e-3, 1e-4, 2e-3), (1000, 64, 1, 1e-3, 1e-4, 2e-3), (6400, 64, 2, 2e-3, 1e-4, 5e-4),
+             (100, 64, 3, 1e-3, 1e-4, 4e-3))
     for case in cases:
         samples, batch, ranks, fixed, per_image, message = case
         result = answer(*case)
@@ -280,13 +260,6 @@ def speedup(fixed, per_image, all_reduce, ranks, batch):
     return ranks * step / (step + all_reduce)
 
 
-def larger_batch(random):
-    """A case with a larger answer than any fixed case, and with its tie between two batches."""
-    fixed, per_image = random.randint(2, 20) * 1e-4, random.randint(20, 90) * 1e-6
-    batch, ranks = random.randint(60, 400), random.randint(2, 8)
-    return fixed, per_image, (fixed + per_image * (batch - 0.5)) * (ranks - 1), ranks
-
-
 @exercise(
     solution=my_batch,
     hint="In the time of one step the ranks do ranks * n images, one rank n. The ranks' step takes fixed + per_image * "
@@ -307,7 +280,7 @@ def break_even(answer):
     """Your batch size is where the curve crosses 1: below it the ranks talk longer than they gain. More ranks need less
     of a step each, as long as the all-reduce does not get slower with them, and no rank has to wait for a core."""
     cases = ((1e-3, 6.25e-5, 4e-3, 2), (1e-3, 6.25e-5, 4e-3, 4), (2e-4, 5e-5, 2.01e-2, 8), (1e-3, 6e-5, 5e-4, 2))
-    for case in drawn(cases, larger_batch):
+    for case in cases:
         got, (fixed, per_image, all_reduce, ranks) = answer(*case), case
         if not isinstance(got, Integral) or got < 1:
             raise Wrong(f"You returned {got}. A batch is a whole number of images, 1 or more.")
@@ -345,8 +318,7 @@ def my_bandwidth(step, gradient_bytes, ranks, efficiency):
 def link(answer):
     """Your link gives just that efficiency, in the model. The number hardly depends on the ranks, since 2 (n - 1) / n
     goes to 2: many bytes in a short step need a fast link. Overlap would ask for less, latency for more."""
-    cases = drawn(((0.2, 1e8, 64, 0.9), (0.3, 1e8, 4, 0.5), (0.05, 4e8, 8, 0.8)), lambda random: (
-        random.randint(1, 50) / 100, random.randint(1, 90) * 1e7, random.randint(2, 64), random.randint(5, 9) / 10))
+    cases = ((0.2, 1e8, 64, 0.9), (0.3, 1e8, 4, 0.5), (0.05, 4e8, 8, 0.8))
     for step, gradient_bytes, ranks, efficiency in cases:
         got = answer(step, gradient_bytes, ranks, efficiency)
         if got is None or not got > 0:

@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from course.exercise import Case, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, exercise
 from course.on_ranks import exercise_on_ranks
 
 
@@ -56,11 +56,8 @@ def shown(value):
 def rate(answer):
     """The rule speaks of the images an update sees, not of ranks: 8 ranks of 8 images each change nothing where 64 were
     right. main.py does the same with --lr-scaling linear --warmup-epochs."""
-    sizes = drawn([(0.01, 64, 8, 64), (0.01, 64, 8, 8), (0.1, 256, 256, 32), (0.4, 128, 2, 32)],
-                  lambda random: (random.randint(1, 40) / 100, random.choice([32, 64, 128]), random.randint(2, 64),
-                                  random.choice([8, 16, 32, 48])))
-    times = drawn([(1, 20, 2), (10, 20, 1), (0, 20, 1), (30, 20, 2), (40, 20, 2), (100, 20, 2)],
-                  lambda random: (random.randint(0, 90), random.randint(5, 40), random.randint(1, 4)))
+    sizes = [(0.01, 64, 8, 64), (0.01, 64, 8, 8), (0.1, 256, 256, 32), (0.4, 128, 2, 32)]
+    times = [(1, 20, 2), (10, 20, 1), (0, 20, 1), (30, 20, 2), (40, 20, 2), (100, 20, 2)]
     for (lr, batch, ranks, batch_size), (update, per_epoch, warmup_epochs) in product(sizes, times):
         got = answer(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs)
         right = lr + lr * (ranks * batch_size / batch - 1) * min(1, update / (warmup_epochs * per_epoch))
@@ -121,25 +118,19 @@ def noise_in_place(gradient, batch_size):
     return my_noise_scale(kept, batch_size)
 
 
-def noisy_batches():
-    """Images of a rank's batch, and how noisy the gradient of one image is. For a grader the noise of the batch is
-    about as long as the true gradient; with more, G could come out as nearly 0."""
-    return drawn_one([(4, 0.5), (16, 2.0), (64, 0.1)],
-                     lambda random: [(size, round(math.sqrt(size * random.uniform(0.5, 4) / 200), 2))
-                                     for size in random.sample((8, 24, 32, 128), 3)])
+NOISY = [(4, 0.5), (16, 2.0), (64, 0.1)]  # (images of a rank's batch, how noisy the gradient of one image is)
 
 
 def gradient_of(rank, batch_size, noise):
     """A rank's gradient: the true one, and the noise that the mean over `batch_size` images has left."""
-    true, own = (torch.randn(200, generator=torch.Generator().manual_seed(number + generator_seed()))
-                 for number in (7, rank))
+    true, own = (torch.randn(200, generator=torch.Generator().manual_seed(number)) for number in (7, rank))
     return true / 10 + noise * own / math.sqrt(batch_size)
 
 
 def measure_noise(function, context):
-    """The function's result for each of the noisy_batches(), and whether it changed the gradient."""
+    """The function's result for each of the NOISY batches, and whether it changed the gradient."""
     measured = []
-    for batch_size, noise in noisy_batches():
+    for batch_size, noise in NOISY:
         gradient = gradient_of(context.rank, batch_size, noise)
         before = gradient.clone()
         scale = function(gradient, batch_size)
@@ -173,7 +164,7 @@ def measure_noise(function, context):
 def noise_scale(ranks):
     """The ranks know the noise scale from gradients that they have anyway, for one more all-reduce of a single number.
     One step gives a poor estimate: take the means of both unknowns over many steps, then divide."""
-    for results, (batch_size, noise) in zip(zip(*ranks, strict=True), noisy_batches(), strict=True):
+    for results, (batch_size, noise) in zip(zip(*ranks, strict=True), NOISY, strict=True):
         gradients = torch.stack([gradient_of(rank, batch_size, noise) for rank in range(len(ranks))])
         small, large = gradients.square().sum(1).mean(), gradients.mean(0).square().sum()
         right = solved(small, large, batch_size, len(ranks) * batch_size)
@@ -238,24 +229,16 @@ def one_large_batch(ddp, micro_batches, optimizer, max_norm):
     my_update(ddp, [(inputs, labels)], optimizer, max_norm)
 
 
-def micro_batch_sizes(ranks):
-    """Rows of each micro-batch, a list for each rank. For a grader no two are alike on a rank, and the last rank has
-    more than the first."""
-    def other(random):
-        batches = random.choice((2, 4))
-        rest = [random.sample(range(1, 10), batches) for _ in range(ranks - 2)]
-        return random.sample(range(1, 5), batches), *rest, random.sample(range(6, 10), batches)
-
-    return drawn_one(([5, 2, 1], [1, 1, 6], [2, 2, 9]), other)
+MICRO_BATCHES = [5, 2, 1], [1, 1, 6], [2, 2, 9]  # rows of each, a list for each rank
+RATE = 0.1
 
 
 def measure_update(function, context):
     """The function's update of a model, with a max_norm that no gradient reaches and with one that each exceeds."""
-    rate = drawn_one(0.1, lambda random: random.choice((0.05, 0.2, 0.4)))
-    generator = torch.Generator().manual_seed(generator_seed())
+    generator = torch.Generator().manual_seed(0)
     data = [[(torch.randn(size, 5, generator=generator, dtype=torch.double),
               torch.randint(3, (size,), generator=generator)) for size in sizes]
-            for sizes in micro_batch_sizes(context.world_size)]
+            for sizes in MICRO_BATCHES]
     torch.manual_seed(0)
     first, measured = nn.Linear(5, 3).double(), []  # double: the update is the difference of two weights
     for max_norm in (1e9, 0.05):
@@ -270,13 +253,13 @@ def measure_update(function, context):
             return allreduce_hook(group, bucket)
 
         model.register_forward_pre_hook(lambda _, arguments, rows=largest_forward: rows.append(len(arguments[0])))
-        ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=rate)
+        ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=RATE)
         ddp.register_comm_hook(None, count)
         optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
         function(ddp, data[context.rank], optimizer, max_norm)
         measured.append({
             "rows": max(largest_forward, default=0), "steps": len(steps), "all-reduces": len(all_reduces),
-            "followed": flat((before - after) / rate for before, after in
+            "followed": flat((before - after) / RATE for before, after in
                              zip(first.parameters(), model.parameters(), strict=True)),
             "of one process": flat(parameter.grad for parameter in alone.parameters())})
     return measured
@@ -321,17 +304,16 @@ def update(ranks):
     """One all-reduce of the gradients, and the update of one process with all rows in one batch, clipped or not:
     batches of any size can be taken together. Language models need this, because their texts have unequal numbers
     of words."""
-    sizes = micro_batch_sizes(len(ranks))
     conditions = "With a max_norm that no gradient reaches,", "Not clipped, the update is right. With a small max_norm,"
     for results, condition in zip(zip(*ranks, strict=True), conditions, strict=True):
-        for rank, (result, own_sizes) in enumerate(zip(results, sizes, strict=True)):
+        for rank, (result, own_sizes) in enumerate(zip(results, MICRO_BATCHES, strict=True)):
             yield Case(result["rows"], max(own_sizes),
                        f"On rank {rank} a forward saw {result['rows']} rows at most; the largest micro-batch has "
                        f"{max(own_sizes)}.")
         for result in results:
             yield Case(result["steps"], 1, f"The optimizer made {result['steps']} steps; 1 is right.")
             yield Case(result["all-reduces"], 1,
-                       f"DDP made {result['all-reduces']} all-reduces of the gradients for {len(sizes[0])} "
+                       f"DDP made {result['all-reduces']} all-reduces of the gradients for {len(MICRO_BATCHES[0])} "
                        "micro-batches; 1 is right.")
         for result in results:
             followed, right = (torch.tensor(result[name]) for name in ("followed", "of one process"))

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import run as torchrun
 
 from course import processes, slurm
-from course.exercise import Case, Sealed, Wrong, exercise, first_line, same
+from course.exercise import Case, Wrong, exercise, first_line, same
 from course.hosts import Cluster
 from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
@@ -225,11 +225,10 @@ def failures(answer):
     causes, known = answer() if callable(answer) else answer, ("port", "node", "rank 0", "rank 1", "option")
     if not isinstance(causes, dict) or causes.keys() != ANSWERS.keys():
         raise Wrong('Answer with a dict that has the letters A, B and C, such as {"A": "port", …}.')
-    if unknown := [cause for cause in causes.values() if cause not in known and not isinstance(cause, Sealed)]:
+    if unknown := [cause for cause in causes.values() if cause not in known]:
         raise Wrong(f"There is no cause {unknown[0]!r}. The five are: {', '.join(known)}.")
-    given = Sealed.of(causes)
-    for letter, right in sorted(Sealed.of(ANSWERS).items(), key=lambda each: given[each[0]] == each[1]):  # wrong first
-        yield Case(given[letter], right, f"The cause of {letter} is not {causes[letter]!r}.")
+    for letter, right in sorted(ANSWERS.items(), key=lambda each: causes[each[0]] == each[1]):  # wrong first
+        yield Case(causes[letter], right, f"The cause of {letter} is not {causes[letter]!r}.")
 
 
 # Exercises 3 and 4: a line for two hosts, and a file for Slurm. Each is first rehearsed, with programs in the place of

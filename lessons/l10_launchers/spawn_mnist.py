@@ -97,7 +97,8 @@ def train(placement, args):
             optimizer.step()
         loss, hits, images = utils.all_sum(sums)  # over all ranks
         seconds = time.perf_counter() - start
-        val_loss, val_accuracy = utils.evaluate(model.module, test_set, placement)  # over all ranks
+        val_loss, val_accuracy = utils.evaluate(  # over all ranks
+            model.module, utils.shard_loader(test_set, placement), placement.device)
         if placement.rank == 0:
             print(f"Epoch: {epoch}, Loss: {loss / images:.4f}, acc: {hits / images:.4f}, time cost: {seconds:.2f}s, "
                   f"val loss: {val_loss:.4f}, val acc: {val_accuracy:.4f}", flush=True)

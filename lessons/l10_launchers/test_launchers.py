@@ -10,14 +10,12 @@ import psutil
 import pytest
 
 from course import failures
-from course.rendezvous import free_port
 from lessons.l10_launchers import check, show
 from tests import runner
 
 WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
-LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
 torchrun = runner.command
-OLD, NEW, HELLO = (f"lessons/l10_launchers/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
+HELLO = "lessons/l10_launchers/hello_rank.py"
 
 
 def run(*command, **env):
@@ -43,86 +41,52 @@ def hello(tmp_path, *command):
                   key=lambda record: (record["attempt"], record["rank"]))
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("torchrun", 3), ("torch.distributed.launch", 2), ("mp.spawn", 2)])
-def test_what_each_launcher_tells_its_ranks(launcher, ranks, forked_python, tmp_path):
-    command = {"torchrun": torchrun(ranks, HELLO), "mp.spawn": [forked_python, HELLO, "--spawn", ranks],
-               "torch.distributed.launch": [forked_python, *LAUNCH[1:], f"--nproc_per_node={ranks}", HELLO]}[launcher]
-    processes = hello(tmp_path, *command)
-    assert [process["rank"] for process in processes] == list(range(ranks))
-    for rank, process in enumerate(processes):
-        variables = process["variables"]
-        if launcher == "mp.spawn":
-            assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(variables) and process["passed"] == rank
-        else:
-            expected = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            assert expected.items() <= variables.items() and int(variables["MASTER_PORT"]) > 0
-            assert "PATH" not in variables and process["passed"] is None
-        assert process["arguments"] == ([f"--local-rank={rank}"] if launcher == "torch.distributed.launch" else [])
-    if launcher == "torchrun":
-        assert set(processes[0]["variables"]) <= set(show.MEANING | show.MORE), "the lesson says what each one means"
-        texts = [text.get_text() for text in show.process_tree(processes, {"RANK", "PATH"}).texts]
-        assert {text.split("\n")[0] for text in texts} >= {f"rank {rank}: told 1 of 2" for rank in range(ranks)}
-        assert len(texts) == len(set(texts)), "each process once"
-
-
-# ------------------------------------------------------------------------------------------------ restarts
-
-
-def test_a_rank_that_fails_once_restarts_all(forked_python, tmp_path):
-    processes = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1, python=forked_python))
+def test_torchrun_tells_each_rank_its_place_and_starts_all_again_where_one_fails(tmp_path):
+    processes = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1))
     assert [(process["attempt"], process["rank"]) for process in processes] == list(product((0, 1), range(3)))
-    ends = [process["end"].split(" ", 2)[2] for process in processes]
-    assert ends == ["gets SIGTERM", "fails", "gets SIGTERM", *3 * ["is done"]]
+    assert [process["end"].split(" ", 2)[2] for process in processes] == [
+        "gets SIGTERM", "fails", "gets SIGTERM", *3 * ["is done"]]
     assert len({process["pid"] for process in processes}) == 6
-    assert [process["variables"]["TORCHELASTIC_RESTART_COUNT"] for process in processes] == ["0"] * 3 + ["1"] * 3
+    for place, process in enumerate(processes):
+        variables, rank = process["variables"], str(place % 3)
+        expected = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "3", "TORCHELASTIC_RESTART_COUNT": f"{place // 3}"}
+        assert expected.items() <= variables.items() and int(variables["MASTER_PORT"]) > 0
+        assert set(variables) <= set(show.MEANING | show.MORE), "the lesson says what each one means"
+        assert process["arguments"] == [] and process["passed"] is None
+
+
+@pytest.mark.parametrize("launcher", ["torch.distributed.launch", "mp.spawn"])
+def test_what_the_other_launchers_tell_their_ranks(launcher, tmp_path):
+    command = {"mp.spawn": [sys.executable, HELLO, "--spawn", 2],
+               "torch.distributed.launch": [sys.executable, "-m", launcher, "--nproc_per_node=2", HELLO]}[launcher]
+    for rank, process in enumerate(hello(tmp_path, *command)):
+        if launcher == "mp.spawn":
+            assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(process["variables"])
+            assert (process["rank"], process["passed"], process["arguments"]) == (rank, rank, [])
+        else:
+            assert {"RANK": str(rank), "WORLD_SIZE": "2"}.items() <= process["variables"].items()
+            assert (process["rank"], process["arguments"]) == (rank, [f"--local-rank={rank}"])
 
 
 # ------------------------------------------------------------------------------------------------ why_it_failed.py
 
 
-def second_node(*options, rendezvous="static"):
-    where = {"static": ["--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"],
-             "c10d": ["--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{free_port()}"],
-             "unknown": ["--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=no-such-host.invalid:29400"]}
-    return torchrun(1, "--nnodes=2", *where[rendezvous], *options, NEW)
-
-
-def test_a_port_in_use_is_named(forked_python):
+def test_a_port_in_use_is_named():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        found, status = ask(*torchrun(2, f"--master-port={port}", NEW, python=forked_python))
+        found, status = ask(*torchrun(2, f"--master-port={port}", HELLO))
     assert status == 0 and f"port {port} of this node is in use" in found["why"], found
-    assert "another --master-port" in found["why"]
-
-
-@pytest.mark.parametrize(("command", "why"), [
-    ([*LAUNCH, "--nproc_per_node=2", OLD], "torch.distributed.launch passes --local-rank"),
-    (second_node("--rdzv-conf=timeout=2"), "nobody answers at 127.0.0.1:"),
-    (second_node("--rdzv-conf=join_timeout=2", rendezvous="c10d"), "fewer nodes came than --nnodes asks for"),
-    (second_node("--rdzv-conf=read_timeout=2", rendezvous="unknown"), "this node knows no host no-such-host.invalid"),
-    (torchrun(2, "main.py", "--backend", "nccl", "--device", "cpu"), "more ranks than GPUs"),
-    ([sys.executable, "no_guard.py"], "each new process imports the script from its first line"),
-    ([sys.executable, "lessons/l10_launchers/spawn_mnist.py", "--port", "-1"],
-     "spawn_mnist.py says: --port -1 is no port"),
-], ids=lambda value: value if isinstance(value, str) else "")
-def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
-    no_guard = tmp_path / "no_guard.py"
-    no_guard.write_text("import torch.multiprocessing as mp\ndef hello(rank): pass\nmp.spawn(hello)\n")
-    command = [{no_guard.name: no_guard, sys.executable: forked_python}.get(word, word) for word in command]
-    found, status = ask(*command, PYTHON_EXEC=forked_python)
-    assert status == 0 and found["why"].startswith(why), found
-    assert found["it said"] and int(found["status"].split()[0]) not in (0, 124)
 
 
 @pytest.mark.parametrize(("rank_1", "why"), [
     ("os.kill(os.getpid(), signal.SIGKILL)", "a rank was killed (SIGKILL)"),
     ("sys.exit(7)", "rank 1 ended with exit status 7"),
 ])
-def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, forked_python, tmp_path):
+def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text("import os, signal, sys, time\n"
                       f"if os.environ['RANK'] == '1':\n    time.sleep(1)\n    {rank_1}\ntime.sleep(600)\n")
-    found, status = ask(*torchrun(2, script, python=forked_python))
+    found, status = ask(*torchrun(2, script))
     assert status == 0 and found["why"].startswith(why), found
 
 
@@ -189,27 +153,18 @@ EACH_ITS_NUMBER = check.STATIC.replace("srun torchrun", "export first port; srun
 A_TASK_A_RANK = '#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node 2\nsrun --label python main.py "$@"\n'
 
 
-@pytest.mark.parametrize(("text", "outcome", "message"), [
-    (EACH_ITS_NUMBER, "right", "Right. It was only read, and not run by a real Slurm, because none is here."),
-    (A_TASK_A_RANK, "right", "Right."),
-    (check.JOB.replace("srun", "srun -N 2 -n 2 --cpu-bind none"), "right", "Right."),
-    (check.JOB.replace("srun", "srun --kill-on-bad-exit=1 --wait 0 --qos debug"), "right", "Right."),
-    (check.JOB.replace("\n\n", "\npython -c 'import torch'\n"), "right", "Right."),
-    (check.JOB.replace("=2\n#", "=2-2  # as many ranks as GPUs\n#SBATCH --mail-user me --mail-type END\n#"), "right",
-     "Right."),
-    (check.JOB.replace("torchrun", "python -u -m torch.distributed.run"), "right", "Right."),
-    (A_TASK_A_RANK.replace("main.py", "-u main.py"), "right", "Right."),
-    (A_TASK_A_RANK.replace("main.py", "-m main.py"), "wrong", "python gets -m main.py"),
-    (A_TASK_A_RANK.replace("-N 2", "-N 1"), "wrong", "sbatch reads --nodes=1"),
-    (check.JOB.replace("--nodes=2\n", "--nodes=1-2\n"), "wrong", "sbatch reads --nodes=1-2"),
-    (check.JOB.replace("#SBATCH --nodes=2", "cd .\n#SBATCH --nodes=2"), "wrong", "sbatch reads --nodes=1"),
-    (check.JOB.replace("torchrun ", "torchrnu "), "wrong", "no such file or directory: 'torchrnu'"),
-    ("# only comments\n", "untried", "")])
-def test_a_job_is_judged_by_what_it_starts_and_says_where_it_was_only_read(text, outcome, message, monkeypatch):
+@pytest.mark.parametrize(("text", "outcome"), [
+    (EACH_ITS_NUMBER, "right"), (A_TASK_A_RANK, "right"),
+    (check.JOB.replace("srun", "srun -N 2 -n 2 --cpu-bind none"), "right"),
+    (check.JOB.replace("\n\n", "\npython -c 'import torch'\n"), "right"),
+    (check.JOB.replace("torchrun", "python -u -m torch.distributed.run"), "right"),
+    (A_TASK_A_RANK.replace("main.py", "-m main.py"), "wrong"), (A_TASK_A_RANK.replace("-N 2", "-N 1"), "wrong"),
+    (check.JOB.replace("#SBATCH --nodes=2", "cd .\n#SBATCH --nodes=2"), "wrong"),
+    (check.JOB.replace("torchrun ", "torchrnu "), "wrong"), ("# only comments\n", "untried")])
+def test_a_job_is_judged_by_what_it_starts(text, outcome, monkeypatch):
     monkeypatch.setattr("course.slurm.missing", lambda: "none is here")
     monkeypatch.setattr(check.job, "mistakes", {})  # to find the one behind a wrong file takes time
-    verdict = check.job.verdict(text)
-    assert verdict[0] == outcome and message.lower() in verdict[1].lower(), verdict
+    assert check.job.verdict(text)[0] == outcome
 
 
 def test_a_rehearsal_leaves_no_process():
@@ -221,5 +176,4 @@ def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
     monkeypatch.setattr(check.Cluster, "available", lambda: None)
     monkeypatch.setattr(check, "on_two_hosts", lambda text: ([check.RANKS[0]], "no route to host"))
     monkeypatch.setattr(check.line, "mistakes", {})
-    outcome, message = check.line.verdict(check.LINE)
-    assert outcome == "wrong" and message.endswith("The last output was: no route to host")
+    assert check.line.verdict(check.LINE)[0] == "wrong"

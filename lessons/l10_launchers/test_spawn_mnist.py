@@ -34,7 +34,7 @@ def mnist():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, forked_python):
+def trained(tmp_path_factory):
     """{way to start: (weights, console)} with 96 images a step over all ranks, 3 and 2 of them."""
     folder, results = tmp_path_factory.mktemp("weights"), {}
     for way, script, options in (
@@ -43,7 +43,7 @@ def trained(tmp_path_factory, forked_python):
             ("torch.distributed.launch", "-m", ["torch.distributed.launch", "--nproc_per_node=2", "main.py", *MAIN,
                                                 "--batch-size", 48])):
         file = folder / f"{way}.pt"
-        done = runner.torchrun(0, *options, "--save-model", file, script=script, PYTHON_EXEC=forked_python)
+        done = runner.run(0, *options, "--save-model", file, script=script)
         assert done.returncode == 0, f"{way}: {done.stderr}"
         results[way] = torch.load(file, weights_only=True, map_location="cpu"), done.stdout
     return results
@@ -59,7 +59,6 @@ def test_each_launcher_trains_the_same_model(trained):
         assert (spawned[name] - value).abs().max() < 1e-5, name
 
 
-@pytest.mark.promise("each image once")
 def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(trained, mnist, tmp_path):
     weights, console = trained["mp.spawn"]
     model = models.ConvNet(channels=1, image_size=28)
@@ -71,19 +70,6 @@ def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(t
     epochs = runs.read_run(tmp_path / "console.txt")
     assert list(epochs["epoch"]) == [0, 1] and epochs["loss"][1] < epochs["loss"][0]
     assert epochs["val_accuracy"][1] == pytest.approx(hits / 1001, abs=1e-4)
-
-
-def message_of(done):
-    assert done.returncode == 2 and done.stdout == "", done.stdout
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("spawn_mnist.py: error: "), done.stderr
-    return done.stderr
-
-
-def test_port_in_use_is_one_line_with_the_cure():
-    with socket.create_server(("", 0)) as other:
-        port = other.getsockname()[1]
-        message = message_of(runner.run(0, "--n-gpus", 2, "--device", "cpu", "--port", port, script=SCRIPT))
-    assert f"--port {port} is in use" in message
 
 
 @pytest.mark.parametrize(("args", "message"), [
@@ -102,26 +88,21 @@ def test_what_cannot_work_is_refused_before_anything_is_started(args, message, m
         spawn_mnist.check(SimpleNamespace(**{**usual, "data_path": runner.ROOT / "data", **args}))
 
 
-def test_under_torchrun_it_says_how_to_start_it():
-    assert "use plain python" in message_of(
-        runner.run(0, *SMALL, script=SCRIPT, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"))
-
-
-def test_without_data_and_network_it_says_what_to_do(tmp_path):
-    no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}
-    message = message_of(runner.run(0, "--data-path", tmp_path, script=SCRIPT, **no_network))
-    assert "mnist could not be had" in message
+def test_a_launcher_or_a_port_in_use_is_refused(refused):
+    assert "plain python" in refused(spawn_mnist, *SMALL, ranks=2)
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"--port {port}" in refused(spawn_mnist, "--n-gpus", 2, "--device", "cpu", "--port", port)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_gpus_each_rank_has_its_own(tmp_path):
     gpus = torch.cuda.device_count()
-    done = runner.torchrun(0, *SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt", script=SCRIPT)
+    done = runner.run(0, *SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt", script=SCRIPT)
     assert done.returncode == 0 and f"{gpus} process(es) on the GPUs; " in done.stdout, done.stderr
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {value.device.type for value in weights.values()} == {"cuda"}
-    assert f"use --n-gpus {gpus}, or --device cpu" in message_of(runner.run(0, "--n-gpus", gpus + 1, script=SCRIPT))
 
 
 # ------------------------------------------------------------------------------------------- when it does not end well
@@ -149,28 +130,15 @@ def running(tmp_path):
         process.wait(30)
 
 
-@pytest.mark.parametrize(("send", "sign"), [
-    (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal: the ranks get it, too
-    pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.weekly),
-    pytest.param(os.kill, signal.SIGKILL, marks=pytest.mark.weekly),
-])
-def test_ranks_end_with_their_parent(send, sign, running):
+def test_ranks_end_with_their_parent(running):
     process, family, console = running
-    send(process.pid, sign)
-    assert process.wait(60) == (-sign if sign == signal.SIGKILL else 130)
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C in a terminal: the ranks get it, too
+    assert process.wait(60) == 130 and "Traceback" not in console.read_text()
     assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
-    if sign != signal.SIGKILL:
-        assert "Traceback" not in console.read_text()
 
 
-@pytest.mark.parametrize(("harm", "said"), [
-    (psutil.Process.kill, "spawn_mnist.py: a rank failed, and the others were ended: "),
-    pytest.param(psutil.Process.suspend, "[Tt]imed out|timeout", marks=pytest.mark.weekly),
-])
-def test_a_rank_that_is_killed_or_hangs_ends_all(harm, said, running):
-    """One that hangs lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
-    process, family, console = running
-    harm(family[1])
+def test_a_rank_that_is_killed_ends_all(running):
+    process, family, _ = running
+    family[1].kill()
     assert process.wait(runner.LIMIT) == 1
     assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
-    assert re.search(said, console.read_text())

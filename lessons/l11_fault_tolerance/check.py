@@ -16,11 +16,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course import exercise as kit
-from course.exercise import Case, Wrong, drawn_one, exercise, generator_seed
+from course.exercise import Case, Wrong, exercise
 from course.on_ranks import exercise_on_ranks, patched
 from course.predict.checkpoints import drawn
+from lessons.l11_fault_tolerance.solution import ASK, must_stop
 
+OLD, NEW = b"old", b"new"  # data of the file
 LIMIT = 60  # seconds for all kills of one function, which take one or two
 
 
@@ -108,19 +109,13 @@ print(json.dumps({{
 '''
 
 
-def old_and_new():
-    """The old and the new data of the file, three bytes each."""
-    return drawn_one((b"old", b"new"), lambda random: [b"%d" % number for number in random.sample(range(100, 999), 2)])
-
-
 def kill_often(function):
     """What KILLS prints of this function: the state of its file after the kill that did harm, or at the end."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         raise Wrong("The text of your function was not found. Define it with def, in a cell of its own.") from None
-    old, new = old_and_new()
-    program = KILLS.format(source=source, name=function.__name__, old=old, new=new)
+    program = KILLS.format(source=source, name=function.__name__, old=OLD, new=NEW)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
@@ -149,13 +144,12 @@ def never_half(answer):
     """Killed before each single instruction, your function left the whole old file or the whole new one. main.py too
     writes beside and renames, and keeps the file before as .previous. os.fsync before the rename guards against a
     power cut."""
-    old, new = old_and_new()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
-        path.write_bytes(old)
-        answer(str(path), new)
+        path.write_bytes(OLD)
+        answer(str(path), NEW)
         contents = path.read_bytes() if path.exists() else None
-        yield Case(contents, new, f"After your function had returned, the file held {contents!r}; {new!r} is right.")
+        yield Case(contents, NEW, f"After your function had returned, the file held {contents!r}; {NEW!r} is right.")
     state = kill_often(answer)
     written, size = state.pop("bytes"), state.pop("of")
     whole = state["contents"] == "new" and not state["killed"]
@@ -194,8 +188,7 @@ def least_by_chance(write, between):
 def interval(answer):
     """Two costs, one that falls with the interval and one that rises: at the best interval they are equal."""
     worst, cases = 1.0, []
-    for write, between in kit.drawn([(0.02, 11_000.0), (5.0, 90_000.0), (30.0, 20_000.0)], lambda random: (
-            random.uniform(0.05, 40), random.uniform(9e3, 9e4))):
+    for write, between in [(0.02, 11_000.0), (5.0, 90_000.0), (30.0, 20_000.0)]:
         every = float(answer(write, between))
         if not every > 0:
             raise Wrong(f"With writes of {write:g} s and a failure every {between:g} s it returned {every:g}. An "
@@ -213,15 +206,7 @@ def interval(answer):
 
 
 # Exercise 3: all ranks stop after one step
-ASK, STEPS = 10, 40
-
-
-def must_stop(signalled, step):
-    if step % ASK:
-        return False
-    flag = torch.tensor(int(signalled))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
+STEPS = 40
 
 
 def own_signal(signalled, step):
@@ -261,9 +246,7 @@ def asks_when_signalled_too(signalled, step):
 
 def signals(ranks):
     """For each training {rank: step in which it gets the signal}."""
-    return drawn_one([{}, {ranks - 1: 13}, {0: 7, 1: 12}, {1: 10}], lambda random: [
-        {}, {ranks - 1: random.randint(11, 29)}, {0: random.randint(1, 8), 1: random.randint(9, 19)},
-        {1: ASK * random.randint(1, 3)}])
+    return [{}, {ranks - 1: 13}, {0: 7, 1: 12}, {1: 10}]
 
 
 def measure_stop(function, context):
@@ -305,7 +288,7 @@ def counted(call, calls):
 @exercise_on_ranks(
     measure_stop,
     solution=must_stop,
-    ranks=lambda: (2, drawn_one(3, lambda random: random.randint(3, 4))),
+    ranks=(2, 3),
     hint="Make a tensor that is 1 where this rank has got the signal, else 0. In each tenth step, `step % 10 == 0`, "
     "dist.all_reduce(flag, op=dist.ReduceOp.MAX) gives all ranks the largest: each sees the same result.",
     mistakes={
@@ -381,12 +364,7 @@ def otherwise(mistake, path, order):
 
 def checkpoints(ranks):
     """([(ranks that wrote the checkpoint, images a step of each, steps of the epoch done)], images that are left)."""
-    def other(random):  # first fewer writers than ranks, then more
-        fewer, more = random.randrange(2, ranks), ranks + random.randint(1, 3)
-        return ([(writers, random.randint(3, 8), random.randint(4, 9)) for writers in (fewer, more)],
-                ranks * random.randint(3, 7))
-
-    return drawn_one((((2, 6, 3), (4, 3, 2)), 24), other)
+    return ((2, 6, 3), (4, 3, 2)), 24
 
 
 def measure_resume(function, context):
@@ -400,7 +378,7 @@ def measure_resume(function, context):
             torch.save({"step": step, "batch_size": batch_size, "ranks": ranks}, folder / f"checkpoint{number}")
     context.gather("written", True)
     for number, (writers, batch_size, step) in enumerate(cases):
-        generator = torch.Generator().manual_seed(number + generator_seed())
+        generator = torch.Generator().manual_seed(number)
         order = torch.randperm(writers * batch_size * step + left, generator=generator).tolist()
         try:
             returned = function(str(folder / f"checkpoint{number}"), order)

@@ -13,24 +13,17 @@ Exit status: that of the command; 1 where it ended before all kills were done; 1
 seconds, and was ended; 2 for bad input. No process is left behind.
 """
 
-import json
 import signal
 import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 from course import processes, rank_program
+from course.interrupted import records
 from trainer import files, options
 
 POLL = 0.05  # seconds between two looks at the log
-
-
-def records(log: Path, begin: int = 0) -> list[dict]:
-    """The log's whole records from byte `begin` on: the records of an earlier run stand before it."""
-    raw = log.read_bytes()[begin:] if log.exists() else b""
-    return [json.loads(line) for line in raw.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 class Killer(threading.Thread):

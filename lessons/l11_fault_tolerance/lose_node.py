@@ -23,9 +23,9 @@ import sys
 import time
 
 from course import processes, rank_program
-from course.failures import explain
+from course.failures import Trouble, last_words
 from course.hosts import Cluster
-from lessons.l11_fault_tolerance.kill_rank import records
+from course.interrupted import records
 from trainer import options
 
 FILES = ("run.jsonl", "node0.out", "node1.out", "moments.json", "kept", "kept.previous", "kept.lock", "kept.part")
@@ -34,17 +34,6 @@ ELASTIC = ("torchrun --nnodes=1:2 --nproc-per-node=1 --max-restarts=9 --rdzv-bac
 STATIC = ("torchrun --nnodes=2 --node-rank={node} --nproc-per-node=1 --master-addr=node0 --master-port=29500 "
           "--rdzv-conf=timeout=60")
 SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # without it torch 2.14 and 2.15 do not take a node back
-
-
-class Trouble(RuntimeError):
-    """A wait was in vain. One line says who waited for what."""
-
-
-def last_words(console):
-    """Why a program failed, in one line, from the file of what it said."""
-    output = processes.without_folders(console.read_text())
-    explained = explain(output)
-    return explained[1] if explained else (output.splitlines() or ["it said nothing"])[-1]
 
 
 class Lab:

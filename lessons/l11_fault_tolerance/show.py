@@ -6,12 +6,12 @@ Logs are lists of the records that main.py writes. Moments are seconds since 197
 import math
 import re
 from itertools import pairwise
-from statistics import median
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from course.interrupted import of_kind
 from course.plots.labels import BESIDE_A_POINT, write_beside
 from course.plots.style import COLOURS, LINES, PALE, halo, head, line_key, name_rows, write_in
 from course.predict.checkpoints import drawn, lost
@@ -19,31 +19,7 @@ from course.predict.checkpoints import drawn, lost
 SHARES = {"writing": COLOURS[0], "work made again": COLOURS[1], "restarts": COLOURS[3]}
 
 
-def of_kind(log: list[dict], kind: str) -> list[dict]:
-    return [record for record in log if record["kind"] == kind]
-
-
 # ------------------------------------------------------------------------------------------------ a kill
-
-
-def kill_cost(log: list[dict], kill: dict, steps: int) -> tuple[int | None, dict[str, float]]:
-    """(steps made again, {part: seconds}) of one kill, all of it from the run that was killed.
-
-    `kill`: what kill_rank.py wrote; `steps` of an epoch. The survivor's last words tell how far the run had come;
-    None where it left none. Where rank 0 is killed, which writes the log, nobody notes when the others noticed.
-    """
-    at, restart = kill["kills"][0]["time"], of_kind(log, "restart")[0]
-    noticed = next((record["time"] for record in of_kind(log, "end") if record["status"] == "failed"), None)
-    parts = {"noticed, ended, and started again": restart["time"] - at}
-    if noticed is not None:
-        parts = {"until the others notice": max(0, noticed - at),
-                 "all are ended, and started again": restart["time"] - max(noticed, at)}
-    last_words = re.search(r"waited in epoch (\d+), step (\d+)", "\n".join(kill["said"]))
-    if not last_words:
-        return None, parts
-    again = (int(last_words[1]) - restart["epoch"]) * steps + int(last_words[2]) - 1 - restart["step"]
-    step = median(record["seconds"] for record in of_kind(log, "epoch")) / steps
-    return again, parts | {"steps made again": again * step}
 
 
 def stopped(log: list[dict], note: dict, steps: int) -> tuple[int, float]:
@@ -52,14 +28,6 @@ def stopped(log: list[dict], note: dict, steps: int) -> tuple[int, float]:
     epoch, step = map(int, re.search(r"stopped in epoch (\d+) after step (\d+)", "\n".join(note["said"])).groups())
     back, end = of_kind(log, "restart")[0], of_kind(log, "end")[0]
     return (epoch - back["epoch"]) * steps + step - back["step"], end["time"] - note["kills"][0]["time"]
-
-
-def write_seconds(log: list[dict], steps: int, every: int) -> float:
-    """Mean seconds of a checkpoint that was written within an epoch. Epochs that were begun twice do not count."""
-    twice = [record["epoch"] for record in of_kind(log, "restart")]
-    epochs = [record for record in of_kind(log, "epoch") if record["epoch"] not in twice]
-    writes = sum((record["epoch"] + 1) * steps // every - record["epoch"] * steps // every for record in epochs)
-    return sum(record.get("checkpoint_seconds", 0) for record in epochs) / writes  # none: an epoch without a write
 
 
 # ------------------------------------------------------------------------------------------------ how often to save
@@ -77,12 +45,6 @@ def by_nodes(counts, write: float, node_hours: float, restart: float, interval) 
                      **{f"{name}, %": f"{100 * share:.2g}" if share >= 1e-5 else "< 0.001"
                         for name, share in shares.items()}})
     return rows
-
-
-def essential(console: str) -> str:
-    """The lines of a node's console that tell the story: who trains, who is missing, what it goes on from."""
-    lines = re.findall(r"^(?:Going on|SIGTERM|.*rank\(s\) (?:x batch|\d+ waited)).*", console, re.MULTILINE)
-    return "\n".join(line.split(" (/")[0].split(" ([")[0] for line in lines)
 
 
 # ------------------------------------------------------------------------------------------------ pictures

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from course import rank_program
 from course.on_ranks import theirs_or_ours
-from lessons.l11_fault_tolerance import check
+from lessons.l11_fault_tolerance import solution
 from trainer import options, run
 
 
@@ -22,9 +22,9 @@ def main():
     file = parser.parse_args(sys.argv[1:2]).file
     del sys.argv[1]  # what is left is main.py's
     with parser.one_line():
-        must_stop, whose = theirs_or_ours(Path(file), "must_stop", check.must_stop)
+        must_stop, whose = theirs_or_ours(Path(file), "must_stop", solution.must_stop)
     print(f"must_stop is {whose}")
-    run.Run.must_stop = lambda self: must_stop(self.stop_signal is not None, self.progress.total_steps + 1)
+    run.Run.must_stop = lambda self: must_stop(self.stop_signal is not None, self.progress.total_steps)
     runpy.run_path("main.py", run_name="__main__")
 
 

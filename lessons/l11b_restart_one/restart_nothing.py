@@ -24,8 +24,8 @@ import uuid
 import torch
 
 from course import processes, rank_program, rendezvous
-from lessons.l11_fault_tolerance.kill_rank import records
-from lessons.l11_fault_tolerance.lose_node import Trouble, last_words
+from course.failures import Trouble, last_words
+from course.interrupted import records
 from trainer import files, options
 
 GROUPS = (0, 1)

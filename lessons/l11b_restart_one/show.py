@@ -11,9 +11,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from course import lesson
+from course.interrupted import kill_cost, of_kind
 from course.plots.style import COLOURS, LINES, MARKERS, head, name_rows, write_in
 from course.predict.checkpoints import lost
-from lessons.l11_fault_tolerance.show import kill_cost, of_kind
 
 RESTART, ALONE = "torchrun: all again", "torchft: one again"
 

@@ -101,7 +101,7 @@ def train(args, placement):
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":  # one that comes back joins whoever is there
             wait_for_all(manager, args.groups, args.timeout)
         learn(manager, raw_model, optimizer, batch, args.epochs * per_epoch, log)
-        loss, accuracy = utils.evaluate(raw_model, test_set, placement)
+        loss, accuracy = utils.evaluate(raw_model, utils.shard_loader(test_set, placement), placement.device)
         log.write("result", val_loss=float(loss), val_accuracy=float(accuracy))
     if args.save_model:
         checkpoint.save_model(raw_model, args.save_model)

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
+from course.exercise import Case, Wrong, exercise, mistake
 from course.on_ranks import exercise_on_ranks
 from lessons.l12_break_it import hang
 
@@ -69,8 +69,7 @@ def named_in(stacks):
 def stacks(answer):
     """Five hangs: a rank that still loads data, one that packs its gradients, one that has left the loop, one that
     logs alone, and one so dead that it has no stack. All look the same to whoever waits."""
-    fixed = [("loads", 2), ("leaves", 1), ("packs", 3), ("stops", 0), ("logs", 1)]
-    for fault, culprit in drawn(fixed, lambda random: (random.choice(list(hang.FAULTS)), random.randrange(4))):
+    for fault, culprit in [("loads", 2), ("leaves", 1), ("packs", 3), ("stops", 0), ("logs", 1)]:
         texts, right = recorded_stacks(fault, culprit), (culprit, hang.FAULTS[fault])
         got = as_tuple(answer(dict(texts)))
         where = ", ".join(f"rank {rank} in {innermost(text)}" for rank, text in texts.items())
@@ -171,13 +170,6 @@ def dumps_of(ranks, per_node, culprit, fault, at, kept):
             for rank in range(ranks)}
 
 
-def drawn_hang(random):
-    """Arguments of dumps_of."""
-    per_node, nodes = random.choice((6, 8, 12)), random.choice((4, 6, 8))
-    culprit = random.randrange(nodes) * per_node + random.randrange(1, per_node)
-    return nodes * per_node, per_node, culprit, random.choice(("late", "other")), random.randrange(5, 18), 16
-
-
 @exercise(
     solution=culprit_of_dumps,
     hint="Keep the entries that are not retired, by group and number: {(group, number): {rank: name}}. In each, the "
@@ -204,9 +196,9 @@ def drawn_hang(random):
 def dumps(answer):
     """The culprit is missed, and waits for nobody. Of 64 ranks 63 only wait: for their leader, for a leader of another
     node, or for the culprit."""
-    fixed = [(64, 8, 37, "late", 11, 2000), (64, 8, 51, "late", 8, 16), (64, 8, 22, "other", 14, 16),
+    cases = [(64, 8, 37, "late", 11, 2000), (64, 8, 51, "late", 8, 16), (64, 8, 22, "other", 14, 16),
              (48, 6, 5, "late", 9, 16)]
-    for arguments in drawn(fixed, drawn_hang):
+    for arguments in cases:
         ranks, per_node, culprit, fault, at, _ = arguments
         group, number = f"node {culprit // per_node}", 2 * at + 1
         right, got = (culprit, group, number), as_tuple(answer(dumps_of(*arguments)))
@@ -236,16 +228,14 @@ def train(ddp, optimizer, images, labels, epochs):
 RAW, NO_EPOCH = {"ddp(images": "ddp.module(images"}, {"        sampler.set_epoch(epoch)\n": ""}
 
 
-def sizes(ranks):
-    """(images, epochs) that `train` is given; the ranks' shards are equal."""
-    return drawn_one((24, 2), lambda random: (ranks * random.choice((7, 9, 11)), random.choice((3, 4))))
+SIZES = 24, 2  # images, epochs that `train` is given; the ranks' shards are equal
 
 
 def measure_train(function, context):
     """For each epoch the images that this rank took and the sum of their losses; how many gradients were all-reduced;
     what the function returned."""
-    torch.manual_seed(generator_seed())
-    size, epochs = sizes(context.world_size)
+    torch.manual_seed(0)
+    size, epochs = SIZES
     images, labels = torch.randn(size, 5), torch.randint(3, (size,))
     model, taken, sums, reduced = nn.Linear(5, 3), [], [], []
 
@@ -288,7 +278,7 @@ def measure_train(function, context):
 def repaired(ranks):
     """All three are mended: the gradients are all-reduced, each epoch has an order of its own, and the loss is that of
     all images. Only one of the three had stopped the program."""
-    returned, (images, epochs) = ranks[0]["returned"], sizes(len(ranks))
+    returned, (images, epochs) = ranks[0]["returned"], SIZES
     if not returned or len(returned) != epochs:
         raise Wrong(f"Rank 0 returned {returned}. Return a list with the loss of each of the {epochs} epochs.")
     yield Case(all(measured["all-reduces"] for measured in ranks), True,
@@ -318,10 +308,7 @@ def drifted(model):
     return names
 
 
-def drifting():
-    """(the parameter that ranks add something to, the parameter whose rows the last one exchanges)."""
-    return drawn_one(("0.bias", "3.weight"), lambda random: (
-        random.choice(("0.weight", "2.bias")), random.choice(("2.weight", "3.weight"))))
+DRIFTING = "0.bias", "3.weight"  # ranks add something to the one, and the last rank exchanges rows of the other
 
 
 def measure_drifted(function, context):
@@ -330,7 +317,7 @@ def measure_drifted(function, context):
     for drift in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False))
-        added, flipped = map(model.get_parameter, drifting())
+        added, flipped = map(model.get_parameter, DRIFTING)
         with torch.no_grad():
             flipped.mul_(64).round_().div_(64)  # so that no order of its sum is rounded
             if drift:
@@ -366,7 +353,7 @@ def measure_drifted(function, context):
 def instrument(ranks):
     """The same list on every rank, and the model as it was. A few lines to keep: call it after the first step of each
     new script. (TORCH_DISTRIBUTED_DEBUG=DETAIL compares what ranks call, not what they hold.)"""
-    for number, differing in enumerate(([], sorted(drifting()))):
+    for number, differing in enumerate(([], sorted(DRIFTING))):
         results = [measured["models"][number] for measured in ranks]
         changed = [rank for rank, result in enumerate(results) if result["changed"]]
         yield Case(changed, [], f"Your function changed the weights, on rank {' and '.join(map(str, changed))}.")

@@ -9,14 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
-from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, patched, some_ranks
+from course.exercise import Case, Wrong, exercise, mistake
+from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, patched
 from course.sent import Sent
+from course.sharding import FSDP_IMPORTS
 from lessons.l13_beyond_ddp.pipeline import computed, gpipe, most_kept
-
-# What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from. It
-# cannot be imported any more after shortcuts.defer_compiler().
-FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")
 
 
 # Exercise 1: does it fit
@@ -26,13 +23,6 @@ def fewest(parameters, memory, stage):
     if whole + shared <= memory:
         return 1
     return math.ceil(shared / (memory - whole)) if shared and whole < memory else None
-
-
-def fitting(random):
-    """A model that fits, once it is sharded."""
-    gigabytes, stage = random.choice((24, 40, 48, 96)), random.randint(1, 3)
-    most = {1: gigabytes // 4 - 1, 2: gigabytes // 2 - 1, 3: 4 * gigabytes}[stage]
-    return random.randint(most // 3, most) * 1e9, gigabytes * 1e9, stage
 
 
 @exercise(
@@ -59,7 +49,7 @@ def fits(answer):
     states of each ZeRO stage (activations not counted). And at stage 1 and 2 there is a model that never fits."""
     cases = ((7e9, 80e9, 0), (7e9, 80e9, 1), (7e9, 80e9, 3), (1e9, 80e9, 0), (18e9, 80e9, 1), (20e9, 80e9, 1),
              (30e9, 80e9, 1), (30e9, 80e9, 2), (70e9, 80e9, 3))
-    for parameters, memory, stage in drawn(cases, fitting):
+    for parameters, memory, stage in cases:
         got, right = answer(parameters, memory, stage), fewest(parameters, memory, stage)
         message = (f"{parameters / 1e9:g} billion parameters, devices of {memory / 1e9:g} GB, stage {stage}: you gave "
                    f"{got}; {right} is right.")
@@ -126,7 +116,7 @@ class Judged(nn.Module):
 
     def __init__(self, inputs, hidden, outputs):
         super().__init__()
-        torch.manual_seed(generator_seed())
+        torch.manual_seed(0)
         self.up, self.down = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
         self.sometimes = nn.Parameter(torch.randn(outputs))
         others = sum(each.numel() for each in self.parameters())
@@ -167,7 +157,7 @@ def measure_my_zero(function, context):
             stepped[self] = None
             return super().step(*args, **kwargs)
 
-    sizes = drawn_one((5, 9, 4), lambda random: (random.randint(3, 6), random.choice((8, 10, 11)), 3))
+    sizes = (5, 9, 4)
     model, alone = Judged(*sizes), Judged(*sizes)
     options = {"lr": 0.05, "eps": 0.1}  # with a small eps Adam would divide out whether it is a sum or a mean
     try:
@@ -262,8 +252,8 @@ zero1 = ExerciseOnRanks(
         "reduce_scatter gives it, for half of the bytes.":
             mistake(MyZero, {REDUCE: f"        dist.all_reduce(gradients)\n{OF_ONE_RANK}"}),
     },
-    measurement=Measurement(measure_my_zero, "MyZero", preload=FSDP),
-    ranks=lambda: (2, some_ranks()),
+    measurement=Measurement(measure_my_zero, "MyZero", preload=FSDP_IMPORTS),
+    ranks=(2, 3),
 )
 
 
@@ -291,8 +281,7 @@ SHAPE, OF_LAYERS, OF_MODEL = "(mine, *weight.shape[1:])", """    for layer in mo
 
 def widths(ranks):
     """Of the layers to shard: the inputs of the first, then the outputs of each; not all can be cut evenly."""
-    return drawn_one((5, 8, 4, 2), lambda random: (
-        random.choice((6, 7, 9)), random.choice((9, 10, 11)), ranks + 1, random.choice((3, 6))))
+    return 5, 8, 4, 2
 
 
 def measure_my_shards(function, context):
@@ -350,7 +339,7 @@ def measure_my_shards(function, context):
         "last.": mistake(my_shards, {OF_LAYERS: f"{OF_MODEL}{OF_LAYERS}"}),
         "Which call shards a module?": mistake(my_shards, {SHAPE: "weight.shape", OF_LAYERS: "", OF_MODEL: ""}),
     },
-    preload=FSDP,
+    preload=FSDP_IMPORTS,
 )
 def shards(ranks):
     """FSDP2's shards are blocks of rows, all of one height but the last, and empty where the rows have run out: the
@@ -390,8 +379,7 @@ def own_rows_of_x(mlp, x):
 
 def mlp_sizes(ranks):
     """(rows of x, values of each, hidden values)."""
-    return drawn_one((4, 6, 12), lambda random: (
-        random.randint(5, 9), random.randint(7, 11), ranks * random.choice((4, 5, 7))))
+    return 4, 6, 12
 
 
 def measure_my_mlp(function, context):
@@ -404,7 +392,7 @@ def measure_my_mlp(function, context):
         call = getattr(dist, name)
         return lambda *args, **kwargs: collectives.append(name) or call(*args, **kwargs)
 
-    torch.manual_seed(generator_seed())
+    torch.manual_seed(0)
     rows, size, hidden = mlp_sizes(context.world_size)
     mlp = nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size))
     nn.init.uniform_(mlp[2].bias, 10, 20)  # so that no output is near 0, and a relative tolerance suits all of them
@@ -448,7 +436,7 @@ def measure_my_mlp(function, context):
         "One all_reduce is enough: between the two matrices nothing has to be sent.":
             mistake(my_mlp, {ALL_REDUCE: f"{ALL_REDUCE}    dist.all_reduce(torch.zeros(1))\n"}),
     },
-    preload=FSDP,
+    preload=FSDP_IMPORTS,
 )
 def mlp(ranks):
     """Each rank multiplies its own part, and one all_reduce gives all of them the output: this is how tensor
@@ -501,8 +489,7 @@ def my_order(rank, ranks, micro_batches):
 def order(answer):
     """Your order is as short as GPipe's, and a rank keeps at most as many micro-batches as there are ranks from it to
     the end: 1F1B."""
-    for ranks, micro_batches in drawn([(2, 4), (3, 5), (4, 2)], lambda random: (random.randint(2, 5),
-                                                                                random.randint(2, 9))):
+    for ranks, micro_batches in [(2, 4), (3, 5), (4, 2)]:
         on = f"With {ranks} ranks and {micro_batches} micro-batches"
         orders = []
         for rank in range(ranks):

@@ -8,8 +8,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, Setup, adam
-from lessons.l13_beyond_ddp.tiny_transformer import loss_of
+from course.sharding import Setup, adam
+from course.tiny_transformer import loss_of
+from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES
 
 
 def gpipe(rank, ranks, micro_batches):

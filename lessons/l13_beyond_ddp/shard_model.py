@@ -16,9 +16,6 @@ machine shows the same.
 import contextlib
 import json
 import logging
-import os
-import sys
-import threading
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,40 +25,20 @@ import torch
 import torch.distributed as dist
 
 from course import rank_program
+from course import tiny_transformer as tiny
+from course.sharding import MOST_RANKS, Watchdog, apart, whole
 from lessons.l13_beyond_ddp import pipeline
-from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, WAYS, limits
 from trainer import launch
 from trainer.files import check_input, check_output
 from trainer.options import nonempty_path, positive
 
-MOST_RANKS = 4  # the model has four layers, one a stage
 PIPELINES = ("gpipe", "1f1b", "mine")
 LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)  # for times
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
 
 
 # ------------------------------------------------------------------------------------------------ train and count
-
-
-def give_up(message):
-    """End this process at once, from a thread: the main thread is in a wait that has no bound."""
-    print(message, file=sys.stderr, flush=True)
-    os._exit(2)
-
-
-class Watchdog:
-    """Ends this process if `beat` is not called for so many seconds: a mesh's groups would wait half an hour."""
-
-    def __init__(self, placement, seconds):
-        self.seconds, self.timer = seconds, threading.Timer(seconds, give_up)
-        self.who = f"rank {placement.rank} of {placement.world_size} has waited {seconds:g} s for the others in"
-
-    def beat(self, doing):
-        self.timer.cancel()
-        self.timer = threading.Timer(self.seconds, give_up, [f"{self.who}: {doing}"])
-        self.timer.daemon = True
-        self.timer.start()
 
 
 def train(way, placement, steps, watchdog, ways=WAYS, shape=tiny.SHAPE):
@@ -76,16 +53,6 @@ def train(way, placement, steps, watchdog, ways=WAYS, shape=tiny.SHAPE):
             losses.append(setup.backward(tokens, targets).item())
         setup.optimizer.step()
     return setup, losses, tiny.held(setup.model, setup.optimizer, saved)
-
-
-def whole(parameter):
-    """The value that all ranks hold together, on each rank."""
-    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach()
-
-
-def apart(values, reference):
-    """The largest difference of any value, of two {name: tensor}."""
-    return max((value - reference[name]).abs().max().item() for name, value in values.items())
 
 
 def compare(trained, reference, expected_losses):

@@ -12,11 +12,12 @@ from functools import partial
 import torch
 
 from course import rank_program
+from course import tiny_transformer as tiny
 from course.sent import Sent
+from course.sharding import MOST_RANKS, Watchdog, apart
 from course.timing import interleave, slowest, timed
 from lessons.l13_beyond_ddp import shard_ways
-from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_model import LARGER, MOST_RANKS, Watchdog, apart, train
+from lessons.l13_beyond_ddp.shard_model import LARGER, train
 from trainer import launch
 from trainer.files import check_output, from_file
 from trainer.options import address, positive

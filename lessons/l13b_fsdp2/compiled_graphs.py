@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from course import rank_program
-from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_model import Watchdog, apart
-from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
+from course import tiny_transformer as tiny
+from course.sharding import Watchdog, apart, own_share, shard_blocks
 from lessons.l13b_fsdp2.shard_in_use import LARGER, fresh, gradients
 from trainer import launch
 from trainer.files import check_output

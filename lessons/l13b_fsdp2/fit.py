@@ -13,10 +13,9 @@ from functools import partial
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from course import rank_program
-from lessons.l13_beyond_ddp import memory
-from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_model import MOST_RANKS, Watchdog
+from course import memory, rank_program
+from course import tiny_transformer as tiny
+from course.sharding import MOST_RANKS, Watchdog
 from lessons.l13b_fsdp2.shard_in_use import WAYS, compared, ready
 from trainer import launch
 from trainer.files import check_output, from_file

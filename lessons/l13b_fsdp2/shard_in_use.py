@@ -30,10 +30,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from course import rank_program
+from course import tiny_transformer as tiny
 from course.sent import Sent
-from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_model import Watchdog, apart, whole
-from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one_process, own_share, shard_blocks
+from course.sharding import Setup, Watchdog, adam, apart, fsdp, one_process, own_share, shard_blocks, whole
 from trainer import launch
 from trainer.files import check_output, check_writable
 from trainer.options import nonempty_path, positive

@@ -8,12 +8,11 @@ import math
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from course import memory
 from course.compare import NOT_SHOWN, ratio
 from course.lesson import some
-from course.plots.style import COLOURS, key_below, stacked
+from course.plots.style import COLOURS, PARTS, key_below, stacked
 from course.predict import checkpoints
-from lessons.l13_beyond_ddp import memory
-from lessons.l13_beyond_ddp.show import PARTS, sent
 
 IN_USE = {"fsdp": "FSDP2", "mixed": "FSDP2, 16 bits", "recomputed": "FSDP2, recomputed", "hsdp": "HSDP"}
 NEEDED = {"parameters": PARTS["parameters"], "optimizer state": PARTS["optimizer state"],
@@ -23,7 +22,8 @@ NEEDED = {"parameters": PARTS["parameters"], "optimizer state": PARTS["optimizer
 
 
 def messages(in_use: dict, way: str, rank: int = 0) -> list[dict]:
-    return sent(in_use["ways"][way]["ranks"][rank])
+    """What a rank sends in a step, a row for each collective, without the loss, which is one number."""
+    return [row for row in in_use["ways"][way]["ranks"][rank]["sent"] if row["bytes"] > 100]
 
 
 def beside(in_use: dict, way: str) -> list[dict]:

@@ -1,13 +1,11 @@
 """Lesson 13b: FSDP2 as it is used trains the model of one process, and holds and sends the bytes that are predicted."""
 
 import json
-import math
 
 import pytest
 
-from course.compare import NOT_SHOWN
-from lessons.l13_beyond_ddp import memory, tiny_transformer
-from lessons.l13b_fsdp2 import check, fit, show
+from course import memory, tiny_transformer
+from lessons.l13b_fsdp2 import check, compiled_graphs, fit, shard_in_use, show
 from tests import runner
 
 FOLDER = "lessons/l13b_fsdp2"
@@ -108,14 +106,6 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_i
 def test_delta_is_all_that_a_checkpoint_takes_from_training():
     timed = {"timed": {"bytes": 1e6, "save": 0.4, "async_save": 0.1, "until whole": 1.1, "slower": 0.1, "steps": 3}}
     assert show.deltas(timed) == {"save": (0.4, 0), "async_save": (0.2, 1.0)}
-    save, meanwhile = show.held_up(timed, between=5000)
-    assert (save["δ: both, ms"], save["best interval, s"]) == ("400", f"{math.sqrt(2 * 0.4 * 5000):.0f}")
-    shares = 2 * 0.2 / math.sqrt(2 * 0.2 * 5000) + 1.0 / 5000  # an interval more, where it was not yet whole
-    assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
-    timed["timed"]["rounds"] = {"save": [0.4, 0.45, 0.5], "async_save": [0.1, 0.15, 0.2]}
-    assert "0.33 (0.20 to 0.50). " in show.meanwhile(timed) and NOT_SHOWN not in show.meanwhile(timed)
-    timed["timed"]["rounds"]["save"][0] = 0.15
-    assert NOT_SHOWN in show.meanwhile(timed)
 
 
 # ------------------------------------------------------------------------------------------------ fit.py
@@ -141,15 +131,6 @@ def test_our_choice_fits_as_it_predicts_and_the_ways_as_they_come_do_not(fitted)
     assert fitted["ways"]["mine"]["gradient_off"] < 0.02
 
 
-def test_the_picture_has_what_was_measured_the_limit_and_the_prediction(fitted):
-    (ax,) = show.fitted(fitted).axes
-    assert ax.lines[0].get_xdata()[0] == fitted["limit"] / 1e6
-    widths = [bar.get_width() for bar in ax.patches]
-    assert sum(widths[:3]) == pytest.approx(sum(show.needed(fitted["ways"]["fsdp"]).values()) / 1e6)
-    assert widths[-1] == pytest.approx(max(fitted["ways"]["mine"]["predicted"]) / 1e6)
-    assert show.costs(fitted)[-1][""] == "our choice"
-
-
 def test_what_a_block_keeps_is_what_is_counted(fitted):
     kept = fit.kept_by(fit.SHAPE, tiny_transformer.BATCH // len(fitted["ways"]["fsdp"]["ranks"]))
     plain, again = (fitted["ways"][way]["ranks"][0]["held"]["activations"] for way in ("fsdp", "recomputed"))
@@ -160,25 +141,10 @@ def test_what_a_block_keeps_is_what_is_counted(fitted):
 # ------------------------------------------------------------------------------------------------ the programs
 
 
-@pytest.mark.weekly
-def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
-    done = runner.run(2, "--out", tmp_path / "x.json", script=f"{FOLDER}/compiled_graphs.py")
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "x.json").read_text()).values()
-    default, small, uncut, blocks, whole, refused = (result["graphs"] for result in results)
-    assert len(uncut) == 1 < len(default) < len(small)
-    assert len(blocks) == len(whole) == 1, "four blocks, all alike: they share a graph"
-    assert sum(uncut) <= sum(small) <= sum(uncut) + len(small)
-    assert all(result["off"] < 1e-5 for result in results if "error" not in result)
-    assert refused == [] and "disable" in [*results][-1]["error"]
-
-
-@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("program", "arguments", "message"), [
-    ("compiled_graphs", [], "2 ranks or more"), ("fit", ["--choice", check.fit.ours, "--limit", "1e6"], "2 to 4 ranks"),
-    ("shard_in_use", ["--save", "dcp"], "for 4 ranks"), ("shard_in_use", ["--load", "nowhere"], "2 ranks or more"),
-    ("shard_in_use", ["--save", "dcp", "--steps", "1"], "two or more")])
-def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_path):
-    done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=f"{FOLDER}/{program}.py")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert message in done.stderr and not list(tmp_path.iterdir())
+    (compiled_graphs, [], "2 ranks"), (fit, ["--choice", check.fit.ours, "--limit", "1e6"], "2 to 4 ranks"),
+    (shard_in_use, ["--save", "dcp"], "4 ranks"), (shard_in_use, ["--load", "nowhere"], "2 ranks"),
+    (shard_in_use, ["--save", "dcp", "--steps", "1"], "two or more")])
+def test_bad_input(program, arguments, message, tmp_path, refused):
+    assert message in refused(program, *arguments, "--out", tmp_path / "x.json")
+    assert not list(tmp_path.iterdir())

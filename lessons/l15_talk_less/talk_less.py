@@ -79,7 +79,8 @@ def measure(args, train_set, test_set, placement):
         for number in range(1, args.rounds + 1):
             for (name, every), training in zip(args.ways, trainings, strict=True):
                 seconds, sent = training.round(args.steps)
-                _, accuracy = utils.evaluate(training.model, test_set, placement)
+                _, accuracy = utils.evaluate(training.model, utils.shard_loader(test_set, placement),
+                                                placement.device)
                 training.model.train()
                 yield {"way": name, "every": every, "seed": seed, "round": number, "seconds": seconds,
                        "images": number * args.steps * BATCH_SIZE * placement.world_size,

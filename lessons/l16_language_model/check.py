@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from course.exercise import Case, drawn, drawn_one, edited, exercise, generator_seed
+from course.exercise import Case, edited, exercise
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
 from course.sent import Sent
@@ -35,11 +35,6 @@ FIGURES = re.compile(r"update (\d+),(?: loss (\d+\.\d+|nan),)? val loss (\d+\.\d
 # How busy a device is
 def my_mfu(speed, parameters, layers, width, context, peak):
     return speed * (6 * parameters + 12 * layers * width * context) / peak
-
-
-def some_training(random):
-    return (random.randint(1, 9) * 1e4, random.randint(1, 9) * 1e8, random.randint(2, 40), 128 * random.randint(4, 40),
-            1024 * random.randint(1, 8), random.randint(1, 9) * 1e14)
 
 
 @exercise(
@@ -60,7 +55,7 @@ def some_training(random):
 def mfu(answer):
     """You count as the field does: what the model needs, over what the device could do. Operations that a program adds,
     such as recomputed activations, count as nothing."""
-    for numbers in drawn([(1.2e4, 4e5, 2, 128, 64, 6e10), (4e5, 7e9, 32, 4096, 4096, 8 * 989e12)], some_training):
+    for numbers in [(1.2e4, 4e5, 2, 128, 64, 6e10), (4e5, 7e9, 32, 4096, 4096, 8 * 989e12)]:
         got, right = answer(*numbers), numbers[0] * (6 * numbers[1] + 12 * math.prod(numbers[2:5])) / numbers[5]
         yield Case(got, right, f"For (speed, parameters, layers, width, context, peak) = {numbers} you gave {got}; "
                                f"the MFU is {right:.4g}.")
@@ -128,11 +123,10 @@ class Watch:
 
 def measure(train, context, fsdp=False):
     """What this rank saw of the learner's training, each update beside that of one process."""
-    accumulate = drawn_one(3, lambda random: 4)  # on 2 ranks another number than theirs
-    random, path = Random(generator_seed()), Path(context.folder, f"text{context.rank}")
+    accumulate, random, path = 3, Random(0), Path(context.folder, f"text{context.rank}")
     path.write_text("".join(chr(random.randint(1, 127)) for _ in range(10 * (WINDOWS * CONTEXT + 1))))
     values = {"updates": UPDATES, "report": UPDATES, "batch": 12 * accumulate, "accumulate": accumulate, "clip": 0.4,
-              "width": drawn_one(8, lambda random: random.choice((12, 16))), "context": CONTEXT, "lr": 0.03,
+              "width": 8, "context": CONTEXT, "lr": 0.03,
               "text": path, "write": 2, "save": Path(context.folder, "saved.pt")}
     args = minimal_gpt.options().parse_args([f"--{name}={value}" for name, value in values.items()])
     args.fsdp = fsdp
@@ -301,7 +295,7 @@ HINT = (
     "Go through the loop from the top. Which lines must do the same on all ranks (the seed, the draw of `begins`)? "
     "Which take the rank's own share (crops, held-out windows)? Where does the mean over the ranks arise, and what "
     "must come after it (the clip)? What does one rank do alone (print, save)? ")
-exam = partial(ExerciseOnRanks, solution=minimal_gpt_ddp.train, ranks=lambda: (2, 3, 1))
+exam = partial(ExerciseOnRanks, solution=minimal_gpt_ddp.train, ranks=(2, 3, 1))
 PRELOAD = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
 ddp = exam(
     ddp,

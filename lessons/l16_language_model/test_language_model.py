@@ -37,21 +37,8 @@ def test_two_ranks_train_what_one_process_trains_and_the_doctor_finds_nothing(op
         name: value.shape for name, value in one[1].items()}
 
 
-@pytest.mark.promise("one line")
-@pytest.mark.parametrize(("program", "options", "words"), [
-    ("minimal_gpt", ["--text", FOLDER], "is no regular file"), ("minimal_gpt", ["--save", FOLDER], "is a folder"),
-    ("minimal_gpt", ["--width", 6], "not a multiple of 4"),
-    ("minimal_gpt", ["--context", 10 ** 7], "is too short for --context"),
-    ("minimal_gpt_ddp", ["--batch", 6], "must be divisible by --accumulate times the ranks")])
-def test_what_cannot_be_is_refused_in_one_line(program, options, words):
-    done = runner.run(0, *options, script=f"{FOLDER}/{program}.py", WORLD_SIZE="2")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
-
-
-@pytest.mark.usefixtures("ranks_find_all_modules_imported")
-def test_to_send_each_micro_batch_is_right_and_remarked():
-    outcome, text = check.ddp.verdict(check.mistake({check.SYNC: "if True"}))
-    assert outcome == "right" and "sent 3 times an update, and once would do" in text, text
+def test_to_send_each_micro_batch_is_right():
+    assert check.ddp.verdict(check.mistake({check.SYNC: "if True"}))[0] == "right"
 
 
 def test_each_way_trains_the_same_and_sends_what_the_lesson_says(tmp_path):
@@ -64,19 +51,7 @@ def test_each_way_trains_the_same_and_sends_what_the_lesson_says(tmp_path):
     assert results["sent"]["each"][0] == results["sent"]["wrapper"][0] == 2 * once
     off = results["off"]
     assert max(off[way] for way in ("ddp", "each", "fsdp", "wrapper")) < 1e-3 < 0.1 < off["never"]
-    assert [row[""] for row in show.speeds(results)] == list(show.WORDS.values())
-    bars = [bar.get_width() for bar in show.under_ceiling(results).patches[:5]]
-    assert bars == pytest.approx([speed[0] / 1000 for way, speed in results["rounds"].items() if way != "never"])
 
 
 def test_a_token_takes_six_operations_a_parameter_and_the_attention():
     assert show.operations({"parameters": 1000 + 4 * 8, "width": 4, "context": 8}) == 6000 + 12 * 2 * 4 * 8
-
-
-def test_runs_are_drawn_by_the_tokens_that_they_have_learnt_from():
-    run = "update 0, val loss 5.5000\nupdate 10, loss 4.1, val loss 4.0000, 1,234 tokens/s\nwords"
-    other = run.replace("4.0000", "4.2500")
-    ax = show.learning({"one": run, "two": other}, 100)
-    assert [list(line.get_xdata()) for line in ax.lines] == [[0, 1], [0, 1]]
-    assert list(ax.lines[1].get_ydata()) == [5.5, 4.25] and show.apart(run, other) == 0.25
-    assert show.written(run) == "words"

@@ -383,7 +383,7 @@ check.fetched("results/live/03_fetch.py")
 # check.fetched.solution()
 
 # %% [markdown]
-# The course's own programs do the same: in [`launch.py`](../launch.py) `find_placement` reads the variables, and
+# The course's own programs do the same: in [`launch.py`](../trainer/launch.py) `find_placement` reads the variables, and
 # `init_distributed_mode` makes the group, with backend and timeout. See also the manual of
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 #

@@ -561,7 +561,7 @@ lesson.table(rows)
 # last:
 
 # %%
-lesson.code(utils.evaluate)
+lesson.code(utils.shard_loader, utils.evaluate)
 
 # %% [markdown]
 # These shards are unequal, and no rank hangs. The loop calls the raw model, not DDP, so it has no collective in which a

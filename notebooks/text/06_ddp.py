@@ -385,8 +385,8 @@ trains = " ".join(step.trains for step in five)
 names = {"none": "no wrapper"}
 names |= {step.trains: f"step {step.number} ({step.whose})" for step in five}
 names |= {"ddp": "`DistributedDataParallel`"}
-lesson.table([{"wrapper": text, "between the ranks": show.small(proof["between_ranks"][-1]),
-               "from one process": show.small(proof["from_one_process"][-1]),
+lesson.table([{"wrapper": text, "between the ranks": lesson.small(proof["between_ranks"][-1]),
+               "from one process": lesson.small(proof["from_one_process"][-1]),
                "messages an update": f"{proof['messages']:g}"}
               for name, text in names.items() for proof in [results("all")[name]]])
 mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20

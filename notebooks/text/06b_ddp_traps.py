@@ -52,7 +52,7 @@ steps = 10  # updates of each training run
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs, so that everybody sees the same. (On two
-# GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, the table on BatchNorm has a row for PyTorch's own
+# GPUs, as [Kaggle](../site/pages/systems.md) lends them, the table on BatchNorm has a row for PyTorch's own
 # `SyncBatchNorm`, and each rank of the capstone takes a GPU.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -175,8 +175,8 @@ ways = {"synchronise_each": "without `no_sync`", "first_try": "around backward o
         "never": "around everything", "around_ddp": "`ddp.module(images)`, without `no_sync`",
         "synchronise_last": "in the right place"}
 lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_reduces"],
-               "gradient: between the ranks": show.small(answers["no_sync"][way]["between_ranks"]),
-               "from one process": show.small(answers["no_sync"][way]["from_one_process"])}
+               "gradient: between the ranks": lesson.small(answers["no_sync"][way]["between_ranks"]),
+               "from one process": lesson.small(answers["no_sync"][way]["from_one_process"])}
               for way, text in ways.items()])
 
 # %% [markdown]
@@ -235,7 +235,7 @@ lesson.table([{"`find_unused_parameters`": f"`{option}`",
 # give it other data. Then autograd makes a new accumulator, without a hook. One batch, forward and backward:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
+lesson.table([{"model": f"`{model}`", "gradients, between the ranks": lesson.small(difference)}
               for model, difference in answers["order"].items()])
 
 # %% [markdown]

@@ -324,7 +324,7 @@ lesson.code(spawn_mnist.be_rank)
 # differ from this one in *what* they train. How their processes start and meet is the same.
 #
 # (`--no-channels-last`: `main.py` then lays out images in memory as `spawn_mnist.py` does. On two GPUs, as
-# [Kaggle](../site/pages/kaggle.md) lends them, leave out `--device cpu`: each process has a GPU, and NCCL carries the
+# [Kaggle](../site/pages/systems.md) lends them, leave out `--device cpu`: each process has a GPU, and NCCL carries the
 # gradients.)
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?
@@ -489,7 +489,9 @@ file = recorded / "two-nodes-namespaces/console-static.out"
 line, whose_line = show.mine_or_ours(check.line, live / "10_our_line.sh")
 lab = (f"{cluster}/lab_cluster.py --nodes 2 --"
        f" 'bash {line} {mnist} --batch-size 16 --save-model {live}/10_line.pt'")
-lesson.verdict(where(why_not, file) + (f" The line is {whose_line}." if not why_not else ""))
+lesson.verdict(where(why_not, file) + (
+    " There the nodes met in the static way, and trained on CIFAR-10." if why_not else
+    f" The line is {whose_line}."))
 print(show.essential(file.read_text() if why_not else processes.said(lab)))
 
 # %% [markdown]
@@ -539,7 +541,7 @@ check.job(live / "10_job.sbatch")
 # %% [markdown]
 # Above, `srun` starts one torchrun on each node. In a second way it starts every rank itself, and nobody sets `RANK`.
 # Slurm tells each task the same facts under other names, and `main.py` translates them (`slurm_names` in
-# [launch.py](../launch.py)):
+# [launch.py](../trainer/launch.py)):
 #
 # | Slurm | torchrun |
 # |:--|:--|
@@ -560,7 +562,7 @@ files = [recorded / f"slurm-two-nodes/{way}.out" for way in ("ranks", "torchrun"
 job, whose_job = show.mine_or_ours(check.job, live / "10_our_job.sbatch")
 lab = f"{cluster}/slurm_lab.py --nodes 2 -- {lessons}/submit_both.sh {job} {mnist} --batch-size 16"
 lesson.verdict(where(no_slurm, files[0].parent) + (
-    f" The second file is {whose_job}." if not no_slurm else ""))
+    " There they trained on CIFAR-10." if no_slurm else f" The second file is {whose_job}."))
 print(show.essential("".join(file.read_text() for file in files) if no_slurm else
                      processes.said(lab)))
 

@@ -49,8 +49,8 @@ import torch
 from trainer import data
 from course import processes
 from course.hosts import Cluster, where
+from course.interrupted import essential, kill_cost, of_kind, records, write_seconds
 from lessons.l11_fault_tolerance import check, lose_node, show
-from lessons.l11_fault_tolerance.kill_rank import records
 from trainer.run import Run
 
 # %% tags=["parameters"]
@@ -168,7 +168,7 @@ lesson.figure("Both trainings go through the same losses. The killed one is late
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 steps = math.ceil(samples / 64)  # of an epoch
-again, cost = show.kill_cost(killed, kill, steps)
+again, cost = kill_cost(killed, kill, steps)
 lesson.predicted(my_seconds, sum(cost.values()), "s")
 lesson.predicted(my_steps, again, "steps")
 cost_of_all = {**cost, f"**together, with {again} steps made again**": sum(cost.values())}
@@ -214,7 +214,7 @@ check.never_half(my_save)
 # section 3.3.4](https://arxiv.org/abs/2407.21783)). This gives M. δ and R come from the killed run:
 
 # %%
-write = show.write_seconds(killed, steps, every)  # δ
+write = write_seconds(killed, steps, every)  # δ
 restart = sum(cost.values()) - cost.get("steps made again", 0)  # R
 between = 54 * 24 * 3600 / 419  # M, as published
 print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s, M = {between / 3600:.1f} h")
@@ -394,8 +394,8 @@ lesson.table([
      "nodes": record["world_size"], "goes on in epoch": record["epoch"],
      "after step": record["step"]}
     for event, record in zip(("node1 is killed", "node1 is started again"),
-                             show.of_kind(log, "restart")[-2:], strict=True)])
-print(show.essential(console))
+                             of_kind(log, "restart")[-2:], strict=True)])
+print(essential(console))
 
 # %% [markdown]
 # (In the figure *both are told to stop* belongs to the last dotted line, at the right.)

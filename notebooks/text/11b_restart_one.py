@@ -49,8 +49,7 @@ from trainer import data
 from trainer import options
 from course import processes
 from course.hosts import Cluster, where
-from lessons.l11_fault_tolerance.kill_rank import records
-from lessons.l11_fault_tolerance.show import essential, kill_cost, write_seconds
+from course.interrupted import essential, kill_cost, records, write_seconds
 from lessons.l11b_restart_one import check, sharded_checkpoint, show, torchft_loop
 
 # %% tags=["parameters"]

@@ -40,8 +40,8 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import json, os
 from pathlib import Path
 
-from lessons.l13_beyond_ddp import memory
-from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
+from course import memory
+from course.tiny_transformer import SHAPE
 from lessons.l13b_fsdp2 import check, compiled_graphs, shard_in_use, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]

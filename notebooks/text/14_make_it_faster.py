@@ -53,7 +53,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer import data, models
 from course import compare, plots, runs
 from course.adjustable_training import CHANGES, Training
-from lessons.l14_make_it_faster import check, show
+from lessons.l14_make_it_faster import check, show, solution
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 ranks = 2  # processes of the runs with several; 2 or more
@@ -358,7 +358,7 @@ lesson.verdict([*(f"No round of **{row.text}**, {row.model}, is where its predic
                 f"{', '.join(bf16) or '**none**'}.",
                 show.of_the_learner(on_one["LeNet"], part, most, whose)])
 if ours:
-    lesson.code(check.my_change)
+    lesson.code(solution.my_change)
 show.compared(on_one, "one rank")
 lesson.figure("Each change against no change, predicted (diamond) and measured (dot and line). "
               "Right of 1 is faster. A change is told apart only where its whole line lies "

@@ -251,7 +251,9 @@ my_every = None  # batches
 job = ("torchrun --nnodes=2 --node-rank=$NODE --master-addr=$MASTER --master-port=29500 "
        f"lessons/l15_talk_less/talk_less.py --ways {link_ways} --outer {outer_file} --seeds 0 "
        f"--rounds 3 --steps 32 --test-samples 100 --out {folder}/link.json")
-lesson.verdict(where(why_not, recorded))
+lesson.verdict(where(why_not, recorded) + (
+    " After a pause that link let 128 KiB pass at once: some ways are faster than predicted."
+    if why_not else ""))
 if not why_not:
     processes.said(f"scripts/cluster/lab_cluster.py --nodes 2 --rate 50mbit -- '{job}'")
 far = json.loads(recorded.read_text()) if why_not else read("link")

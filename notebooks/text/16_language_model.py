@@ -45,9 +45,9 @@ from pathlib import Path
 
 import torch
 
+from course import memory
 from course.compare import ratio
 from lessons.l06_ddp import check as lesson_06
-from lessons.l13_beyond_ddp import memory
 from lessons.l16_language_model import check, minimal_gpt, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
@@ -522,8 +522,8 @@ lesson.verdict([f"{name} fits up to {largest(name):.1f} billion parameters on 8 
 # again. FSDP's gradients are reduced in each micro-batch here.
 #
 # Below that size DDP is the simplest choice. For GPT-2 on eight GPUs this loop needs a larger vocabulary, 12 layers,
-# `torch.autocast` with bfloat16, and NCCL; where it averages, clips and steps stays the same. (`--device cuda` in ours
-# was never run by the authors.) Above that size, the few lines of FSDP2 are the next step, and lesson
+# `torch.autocast` with bfloat16, and NCCL; where it averages, clips and steps stays the same.
+# Above that size, the few lines of FSDP2 are the next step, and lesson
 # [13b](13b_fsdp2.ipynb) says what stands around them.
 #
 # ## What to remember

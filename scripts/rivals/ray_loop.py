@@ -10,7 +10,7 @@ ends with the run.
 Ray comes with `pip install -e '.[rivals]'`. scripts/measure/benchmark.py says how long it takes to start.
 """
 
-import argparse
+
 import copy
 import dataclasses
 import logging
@@ -32,7 +32,8 @@ def train(config):
     from ray import __version__
     from ray.train.torch import prepare_model
 
-    args = argparse.Namespace(**config, framework=f"ray {__version__}")
+    args = options.Options()
+    vars(args).update(config, framework=f"ray {__version__}")
     placement = dataclasses.replace(framework_run.resolve(args), launcher="ray")
     with options.exit_status(), Run(args, placement) as run:
         # The loader is not prepared: the sampler shares the images out already.

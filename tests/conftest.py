@@ -1,0 +1,44 @@
+"""A browser, for the tests of pages."""
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser; only one at a time can be driven from a process, so it ends with its file."""
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not program:
+        pytest.skip("no chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=[
+            "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--no-first-run"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium):
+    """open_page(url, own, **settings of the context): a page. Its errors and warnings, and its requests to any other
+    address than those that begin with `own`, stand in page.complaints."""
+    contexts = []
+
+    def opened(url, own, **settings):
+        contexts.append(chromium.new_context(**settings))
+        page = contexts[-1].new_page()
+        page.complaints = []
+        page.on("console", lambda message: page.complaints.append(message.text)
+                if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("request", lambda request: page.complaints.append(request.url)
+                if not request.url.startswith((own, "data:", "blob:", "about:")) else None)
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
