@@ -1,7 +1,7 @@
 """The gallery of mistakes: each broken program shows its symptom, each repaired one does not.
 
-The ranks of most are forked from one process (course/forked_ranks.py). What is about a launcher is started by it, and
-lesson 12 starts all by torchrun.
+The ranks of most are started by hand, which takes less time. What is about a launcher is started by it, and lesson 12
+starts all by torchrun.
 """
 
 import re
