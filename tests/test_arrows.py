@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("*.py", "course/**/*.py", "doctor/*.py", "lessons/*/*.py", "scripts/**/*.py", "site/*.py", "teach/*.py",
+PLACES = ("*.py", "course/**/*.py", "doctor/*.py", "examples/*.py", "lessons/*/*.py", "scripts/**/*.py", "site/*.py", "teach/*.py",
           "trainer/*.py",           "notebooks/text/*.py", "tests/*.py")
 MAY_IMPORT = {  # of the other rooms; tests may import all
     "root": ("trainer",), "trainer": ("root",), "doctor": (), "course": ("trainer", "root"),
-    "lessons": ("course", "trainer", "root"), "scripts": ("lessons", "course", "trainer", "root"),
+    "examples": (), "lessons": ("examples", "course", "trainer", "root"),
+    "scripts": ("lessons", "examples", "course", "trainer", "root"),
     "teach": ("lessons", "course", "trainer", "root"), "site": ("teach", "lessons", "course", "trainer", "root"),
-    "notebooks": ("lessons", "course", "trainer", "root")}
+    "notebooks": ("lessons", "examples", "course", "trainer", "root")}
 LEAVES = {"trainer.files"}
 TORCHLESS = ("trainer.files", "trainer.options", "course.console", "course.interactive", "course.log_fields", "course.lesson",
              "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs",

@@ -119,7 +119,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.parametrize("program", ["main.py", *(
     pytest.param(program, marks=pytest.mark.weekly) for program in (
-        "scripts/prepare_data.py", "scripts/minimal_ddp.py", "lessons/l10_launchers/spawn_mnist.py",
+        "scripts/prepare_data.py", "lessons/l10_launchers/spawn_mnist.py",
         "scripts/measure/side_by_side.py", "scripts/cluster/slurm_lab.py", "scripts/cluster/lab_cluster.py"))])
 def test_on_windows_the_last_line_says_where_to_go(program):
     done = subprocess.run([sys.executable, "-c", WINDOWS, program], cwd=ROOT, capture_output=True, text=True,

@@ -71,7 +71,7 @@ def test_no_file_shows_a_solution(copy):
             if isinstance(node, ast.FunctionDef) and node.name in solutions:
                 body = "\n".join(ast.get_source_segment(source, line) for line in node.body)
                 assert not [name for name, text in texts.items() if body in text], (path, node.name)
-    assert (ROOT / "scripts/minimal_ddp.py").read_text().split('"""')[2][:400] not in "".join(texts.values())
+    assert (ROOT / "examples/minimal_ddp.py").read_text().split('"""')[2][:400] not in "".join(texts.values())
 
 
 def test_nothing_in_it_imports_or_links_to_a_file_that_it_lacks(copy):

@@ -126,7 +126,7 @@ def test_fsdp2_holds_shards(tmp_path):
 
 
 @pytest.mark.parametrize(("job", "script", "options"), [
-    ("128x8", "main.py", SMALL), pytest.param("4x8", "scripts/minimal_ddp.py", [], marks=pytest.mark.weekly),
+    ("128x8", "main.py", SMALL), pytest.param("4x8", "examples/minimal_ddp.py", [], marks=pytest.mark.weekly),
     pytest.param("1x4", "lessons/l13b_fsdp2/shard_in_use.py", ["--steps", 2, "--save", "dcp", "--out", "out"],
                  marks=pytest.mark.weekly)])
 def test_the_courses_programs_pass(job, script, options, tmp_path):

@@ -63,8 +63,8 @@ def calls(clone):
 def test_it_does_nothing_twice_and_installs_what_the_list_gained(clone):
     assert set_up(clone)[0] == 0
     assert calls(clone) == ["venv", "pip", "data"]
-    (clone / "data").mkdir()
-    for name in ("cifar10.pt", "mnist.pt"):
+    (clone / "data/MNIST/raw").mkdir(parents=True)
+    for name in ("cifar10.pt", "mnist.pt", "MNIST/raw/t10k-labels-idx1-ubyte"):
         (clone / "data" / name).touch()
     elsewhere = clone / "bin"
     assert set_up(clone, "--print-python", cwd=elsewhere) == (0, f"{clone.resolve()}/.venv/bin/python\n", "")
@@ -126,8 +126,8 @@ def test_failures_are_one_line_and_missing_data_is_none(clone):
 
 
 def test_an_active_environment_is_used_if_the_course_is_installed_there(clone):
-    for name in ("course/__init__.py", "data/cifar10.pt", "data/mnist.pt"):
-        (clone / name).parent.mkdir(exist_ok=True)
+    for name in ("course/__init__.py", "data/cifar10.pt", "data/mnist.pt", "data/MNIST/raw/t10k-labels-idx1-ubyte"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).touch()
     active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{Path(sys.executable).parent}:{clone / 'bin'}"}
     status, out, err = set_up(clone, "--print-python", **active, PYTHONPATH=str(clone))
