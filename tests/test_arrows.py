@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("*.py", "course/**/*.py", "doctor/*.py", "examples/*.py", "lessons/*/*.py", "scripts/**/*.py", "site/*.py", "teach/*.py",
-          "trainer/*.py",           "notebooks/text/*.py", "tests/*.py")
+PLACES = ("*.py", "course/**/*.py", "doctor/*.py", "examples/*.py", "lessons/*/*.py", "scripts/**/*.py", "site/*.py",
+          "teach/*.py", "trainer/*.py", "notebooks/text/*.py", "tests/*.py")
 MAY_IMPORT = {  # of the other rooms; tests may import all
     "root": ("trainer",), "trainer": ("root",), "doctor": (), "course": ("trainer", "root"),
     "examples": (), "lessons": ("examples", "course", "trainer", "root"),
