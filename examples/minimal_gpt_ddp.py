@@ -4,7 +4,7 @@
     torchrun --nproc_per_node=2 minimal_gpt_ddp.py --fsdp       # each rank holds a part of it
     torchrun --nproc_per_node=8 minimal_gpt_ddp.py --device cuda --bf16 --context 256 --width 512 --layers 8
 
-Needs torch 2.6 or newer.
+Needs torch 2.6 or newer; --fsdp on a CPU needs 2.7.
 """
 
 import argparse

@@ -86,7 +86,7 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "rank 1 saves": ({SAVE: SAVE.replace("0", "1")}, "On 1 rank, 0 ranks saved"),
     "module.": ({"model.state_dict()": "ddp_model.state_dict()"}, "begin with `module.`"),
     "collective for rank 0": ({f"{SUMS}  #": "    #", "        print(f\"Epoch": f"    {SUMS}\n        print(f\"Epoch"},
-                              "rank 0 is at dist.all_reduce of 3 values (line 63); rank 1 is at a step of training"),
+                              "rank 0 is at dist.all_reduce of 3 values (line 88); rank 1 is at a step of training"),
     "only rank 0 wraps": ({WRAP: f"{WRAP} if rank == 0 else model"},
                           "rank 0 is at DistributedDataParallel (line 67); rank 1 is at dist.all_reduce"),
     "more steps on one rank": ({"sampler=sampler": "sampler=list(sampler)[:30 * (3 - rank)]", SET_EPOCH: "",
