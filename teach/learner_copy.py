@@ -32,15 +32,14 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "scripts/test", "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py",
             "scripts/my_notebooks.py", "course/twins.py", "scripts/site", "scripts/record",
             "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board", "scripts/release",
-            "scripts/minimal_ddp.py", "examples/minimal_ddp.py",  # the capstone's solution
+            "examples/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", "lessons/conftest.py", ".ci",
             ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks and their solutions.
-PACKED = re.compile(
-    r"(lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp|minimal_gpt_ddp)|examples/minimal_gpt_ddp)\.py")
+PACKED = re.compile(r"(lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp)|examples/minimal_gpt_ddp)\.py")
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack

@@ -52,6 +52,7 @@ def test_its_notebooks_have_no_outputs_and_no_solution(copy):
             if isinstance(node, ast.FunctionDef) and (node.name in solutions or path.stem == "solution"):
                 body = "\n".join(ast.get_source_segment(source, line) for line in node.body)
                 assert not [text for text in texts if body in text], (path, node.name)
+    assert not [text for text in texts if (ROOT / "examples/minimal_ddp.py").read_text().split('"""')[2][:400] in text]
 
 
 def test_nothing_in_it_imports_or_links_to_a_file_that_it_lacks(copy):
