@@ -6,10 +6,9 @@ RUN = {
     "device": "string", "device_name": "string", "device_count": "Int64", "backend": "string", "cores": "Int64",
     "threads": "Int64", "dataset": "string", "synthetic": "boolean", "samples": "Int64", "test_samples": "Int64",
     "model": "string", "epochs": "Int64", "batch_size": "Int64", "lr": "float64", "seed": "Int64",
-    "shuffle": "boolean", "sync_bn": "boolean", "run_id": "string", "started": "string", "launcher": "string",
-    "host": "string", "torch": "string", "python": "string", "origin": "string", "restarts": "Int64",
+    "run_id": "string", "launcher": "string", "torch": "string", "restarts": "Int64",
 }
-END = {"total_seconds": "float64", "peak_memory_bytes": "Int64", "error": "string"}
+END = {"total_seconds": "float64", "error": "string"}
 READER = dict.fromkeys(["path", "source", "machine", "status", "note"], "string")  # written by runs.py, not by a run
 
 # All of them numbers.

@@ -1,15 +1,14 @@
-"""What each rank must hold to train a transformer, and which way of sharing it out is the simplest that is fast enough.
+"""What each rank must hold to train a transformer, and what FSDP sends.
 
 Bytes of parameters, gradients, optimizer state and activations, by strategy, from the equations of the papers named at
-each function; and seconds a step, from three rates. `scripts/measure/predict_memory.py` prints them. `count` gives the
-exact bytes of tiny_transformer.py; lessons/l13_beyond_ddp/test_beyond_ddp.py compares them with those that ranks hold.
-Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.
+each function. `count` gives the exact bytes of tiny_transformer.py; lessons/l13_beyond_ddp/test_beyond_ddp.py compares
+them with those that ranks hold.
+Left out: the logits, the workspace of kernels, and memory lost to fragmentation.
 DDP's gradients are views of its buckets (gradient_as_bucket_view=True), else there would be two of each.
 """
 
 import math
 from dataclasses import dataclass
-from itertools import product
 
 PARTS = ["parameters", "gradients", "optimizer state", "activations"]
 MOMENT = "for a moment"  # the part that is there only while a device computes with it
@@ -29,9 +28,6 @@ FLOAT32 = Bytes(4, 4, 8, 4)  # Adam keeps two averages of each gradient
 MIXED = Bytes(2, 2, 12, 2)  # Adam in mixed precision: 16-bit, and a float32 copy beside the averages (1910.02054, 3.1)
 AUTOCAST = Bytes(4, 4, 8, 2)  # the same in PyTorch: torch.autocast leaves weights and gradients in float32
 SEQUENCE = 4096  # tokens, of the models that are predicted
-USABLE = 0.9  # of a device's memory
-BATCH = 1024  # sequences a step, of all devices together: 4 million tokens, whatever the number of devices
-CLOSE = 1.35  # a simpler way may take so many times as long as the fastest
 
 
 @dataclass(frozen=True)
@@ -224,117 +220,3 @@ def sent_by_fsdp(model, shards, copies=1, gathered=4):
              "reduce_scatter": FLOAT32.gradient * everything * others,
              "all_reduce": 2 * FLOAT32.gradient * everything / shards * (copies - 1) / copies}
     return {collective: round(size) for collective, size in sizes.items() if size}
-
-
-# ------------------------------------------------------------------------------------------------ which way to choose
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Devices all alike. The defaults are those of an NVIDIA H100 SXM (its data sheet: 80 GB, 989 Tflop/s in bfloat16,
-    900 GB/s of NVLink, half in each direction) with a 400 Gbit/s InfiniBand card each, as in a DGX H100."""
-
-    devices: int
-    memory: float = 80e9  # bytes of a device
-    flops: float = 989e12  # floating-point operations a second of a device, at best
-    used: float = 0.4  # share of them that training reaches: Llama 3 reports 0.38 to 0.43 (2407.21783, table 4)
-    per_node: int = 8
-    within: float = 450e9  # bytes a second between two devices of a node
-    between: float = 50e9  # bytes a second of each device to another node, when all of the node send
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A way to train, what it holds on the fullest device, and how long a step takes it."""
-
-    way: str
-    data: int
-    tensor: int
-    pipeline: int
-    micro_batch: int  # sequences
-    recompute: str
-    bytes: dict  # {part: bytes}
-    compute: float  # seconds a step, and what comes on top of it:
-    communication: float
-    bubble: float
-
-    @property
-    def seconds(self):
-        return self.compute + self.communication + self.bubble
-
-
-# The simplest first. name: (ZeRO stage, tensor parallel within the node, pipeline over nodes, bytes of a value).
-# The last is Megatron's, whose ZeRO-1 is the paper's; the ZeRO-1 alone is PyTorch's. FSDP's own values are float32.
-WAYS = {"one device": (0, False, False, AUTOCAST), "DDP": (0, False, False, AUTOCAST),
-        "ZeRO-1": (1, False, False, AUTOCAST), "FSDP": (3, False, False, AUTOCAST),
-        "TP + FSDP": (3, True, False, AUTOCAST),
-        "TP + PP + ZeRO-1": (1, True, True, MIXED)}
-
-
-def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1):
-    """The Plan, or None where the devices cannot be shared out like this. `sequences` a step, of all devices together.
-
-    Seconds: 6 operations a parameter and token, 8 with everything recomputed (Kaplan et al. 2020, 2001.08361). A
-    collective goes through the node first, so that between nodes each device carries a part of it (BlueConnect: Cho et
-    al., MLSys 2019). Gradients travel and are summed in 32 bits whatever the way, so that ways are compared and not
-    precisions (FSDP: reduce_dtype=torch.float32); weights that only compute travel in 16. DDP sends a gradient twice,
-    to be summed and back; the paper's ZeRO-1 a gradient and a weight; FSDP, with each micro-batch, a weight in forward,
-    and a weight and a gradient in backward (1910.02054, section 7). What is sent hides behind the computing of that
-    time, where this takes longer. PyTorch's ZeRO-1 sends what DDP sends, and then each rank broadcasts the parameters
-    that it has updated: nothing hides that. TP has 4 all-reduces of the activations a layer, 6 with everything
-    recomputed (1909.08053), and nothing to hide them.
-    """
-    stage, in_node, over_nodes, size = WAYS[way]
-    tensor = min(cluster.per_node, cluster.devices) if in_node else 1
-    data = cluster.devices / tensor / stages
-    if (way == "one device") != (cluster.devices == 1) or (in_node and tensor == 1) or (stages > 1) != over_nodes:
-        return None
-    if data < 1 or data != int(data) or sequences < data * micro_batch:
-        return None
-    model = Transformer.of_size(parameters)
-    micro_batches = sequences / data / micro_batch
-    if model.layers < stages or micro_batches < stages:
-        return None
-    own = parameters / tensor / stages
-    held = model_states(own, data, stage, size)
-    layer = activations(model, micro_batch, tensor, "attention")
-    in_flight = model.layers / stages * min(stages, micro_batches)  # layers x micro-batches: 2205.05198, equation 5
-    held["activations"] = in_flight * layer if recompute != "all" else (
-        layer + in_flight * activations(model, micro_batch, recompute="all"))
-    held[MOMENT] = for_a_moment(own, model.layers, stage, size)
-
-    compute = (8 if recompute == "all" else 6) * parameters * sequences * SEQUENCE / (
-        cluster.devices * cluster.flops * cluster.used)
-    local = min(data, cluster.per_node / tensor)  # of the devices that share the data, those in one node
-    seconds_a_byte = own * ((local - 1) / local / cluster.within  # of each value, once, to or from all
-                            + (data / local - 1) / (data / local) / local / cluster.between)
-    if stage == 3:
-        gather, reduce = (each * micro_batches * seconds_a_byte for each in (MIXED.parameter, FLOAT32.gradient))
-        communication = max(0, gather - compute / 3) + max(0, gather + reduce - 2 / 3 * compute)
-    else:  # the gradients leave during the last backward
-        sent = FLOAT32.gradient + (FLOAT32.gradient if size is AUTOCAST else MIXED.parameter)
-        communication = max(0, sent * seconds_a_byte - 2 / 3 * compute / micro_batches)
-        communication += size.parameter * seconds_a_byte if stage == 1 and size is AUTOCAST else 0
-    if tensor > 1:
-        message = SEQUENCE * micro_batch * model.hidden * MIXED.activation
-        times = (6 if recompute == "all" else 4) * micro_batches * model.layers / stages
-        communication += times * 2 * (tensor - 1) / tensor * message / cluster.within
-    return Plan(way, int(data), tensor, stages, micro_batch, recompute, held, compute, communication,
-                compute * (stages - 1) / micro_batches)
-
-
-def choose(parameters, cluster, sequences=BATCH):
-    """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step, of all devices together.
-
-    Of the ways that fit into the USABLE memory, the simplest that takes at most CLOSE times as long as the fastest.
-    Micro-batches of 1, 2, 4, ..., everything recomputed or not, and pipelines of 2, 4, ... stages are tried.
-    """
-    fits = {}
-    for way, micro_batch, recompute, stages in product(WAYS, (1, 2, 4, 8, 16), ("attention", "all"),
-                                                       (1, 2, 4, 8, 16, 32, 64)):
-        candidate = plan(parameters, way, cluster, sequences, micro_batch, recompute, stages)
-        if candidate and sum(candidate.bytes.values()) <= USABLE * cluster.memory and (
-                way not in fits or candidate.seconds < fits[way].seconds):
-            fits[way] = candidate
-    fastest = min((fit.seconds for fit in fits.values()), default=math.inf)
-    return next((fits[way] for way in WAYS if way in fits and fits[way].seconds <= CLOSE * fastest), None), fits

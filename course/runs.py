@@ -10,11 +10,8 @@ import math
 import os
 import re
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +22,7 @@ from course.lesson import some
 
 LOG_ENDINGS = {".jsonl", ".txt", ".log"}
 RUN_KEYS = ["label", "path"]  # together they name one run
+UNREAD = {"kind", "time", "crc"}  # of a run record; logs of earlier versions have a checksum
 
 
 class RunError(ValueError):
@@ -34,23 +32,22 @@ class RunError(ValueError):
 # ---------------------------------------------------------------- reading
 
 
-def read_run(path: str | os.PathLike, label: str | None = None) -> pd.DataFrame:
+def read_run(path: str | os.PathLike) -> pd.DataFrame:
     """Read the last run of a log: one row an epoch; the fields of the whole run are repeated in each row.
 
-    `label` names the run; without it the log's own `label` does, or else the file's name. Columns: every number of the
-    epoch records (`epoch` from 0, `accuracy` from 0 to 1, `seconds` of training alone, `images_per_second` of all
-    ranks), every field of the run record, and
+    Columns: `label`, the log's own or else the file's name; every number of the epoch records (`epoch` from 0,
+    `accuracy` from 0 to 1, `seconds` of training alone, `images_per_second` of all ranks); every field of the run
+    record; and
     `source`  "live", or "recorded" for a log under results/recorded;
     `machine` the folder under results/recorded, else "this machine";
     `status`  "completed", "failed", "resumable" (stopped by a signal, its checkpoint written), "unfinished", or
               "unknown" for console text that cannot say;
     `restarts` how often the run went on from a checkpoint;
-    `note`    what could not be read or was left out; "" if nothing;
-    `origin`  the `# source:` header of console text.
+    `note`    what could not be read or was left out; "" if nothing.
 
     A run without any epoch gives one row whose epoch is missing. Raises RunError if nothing can be read.
     """
-    return _frame([_parse(path, label)])
+    return _frame([_parse(path)])
 
 
 def read_runs(paths: str | os.PathLike | Iterable | Mapping) -> pd.DataFrame:
@@ -83,11 +80,11 @@ def _files(path) -> list[str]:
     """The logs that a path, folder or glob stands for; the path itself where there are none, for _parse to refuse."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
-        logs = [p for p in sorted(Path(name).rglob("*")) if p.suffix in LOG_ENDINGS and p.is_file()]
-        return [str(p) for p in logs if not p.name.lower().startswith("readme")] or [name]
-    if os.path.lexists(name):  # before globbing: a file's name may hold a bracket
-        return [name]
-    return sorted(glob.glob(name, recursive=True)) or [name]
+        logs = [str(p) for p in sorted(Path(name).rglob("*"))
+                if p.suffix in LOG_ENDINGS and not p.name.lower().startswith("readme")]
+    else:
+        logs = [] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+    return logs or [name]
 
 
 def _make_labels_unique(infos: list[dict]) -> None:
@@ -100,14 +97,19 @@ def _make_labels_unique(infos: list[dict]) -> None:
                 info["label"] = form.format(folder=folder, label=label, number=number[label])
 
 
-def _parse(path, label) -> tuple[dict, list[dict]]:
+def _parse(path, label=None) -> tuple[dict, list[dict]]:
     """One log as (the fields of the whole run, one dict an epoch)."""
     name = os.fsdecode(path)
-    text = _text(name)
+    if os.path.isdir(name):
+        raise RunError(f"{name}: no run log in it (*.jsonl, *.txt, *.log)")
+    try:
+        text = Path(name).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"{name}: cannot be read: {error.strerror}") from error
+    if not text.strip():
+        raise RunError(f"{name}: empty: the run wrote nothing, or has not begun")
     notes: list[str] = []
-    records = _json_records(text, notes)
-    is_json = records or text.lstrip().startswith("{")
-    info, rows = _read_json(records, notes) if is_json else console.read(text, notes)
+    info, rows = (_read_json if text.lstrip().startswith("{") else console.read)(text, notes)
     if not info and not rows:
         raise RunError(f"{name}: neither a run record nor an epoch line in it; is it a run log?")
 
@@ -129,18 +131,6 @@ def _parse(path, label) -> tuple[dict, list[dict]]:
     return info, rows
 
 
-def _text(name: str) -> str:
-    if os.path.exists(name) and not os.path.isfile(name):  # reading a pipe or a device may never end
-        raise RunError(f"{name}: neither a run log nor a folder that holds one (*.jsonl, *.txt, *.log)")
-    try:
-        text = Path(name).read_text(encoding="utf-8-sig", errors="replace")
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise RunError(f"{name}: cannot be read: {getattr(error, 'strerror', error)}") from error
-    if not text.strip():
-        raise RunError(f"{name}: empty: the run wrote nothing, or has not begun")
-    return text
-
-
 def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
     """All runs in one go: building a table for each run and concatenating them would take most of the time."""
     known = log_fields.READER | log_fields.RUN | log_fields.END
@@ -157,80 +147,50 @@ def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
     return pd.concat([infos.pop("label"), epochs, infos], axis=1)
 
 
-# ---------------------------------------------------------------- JSON lines
-
-
-def _json_records(text: str, notes: list[str]) -> list[dict]:
-    """Every whole record of the log; damaged lines are noted."""
-    records, damaged = [], set()
+def _records(text: str, notes: list[str]) -> list[dict]:
+    """Every whole record of the log; other lines are noted."""
+    records, unread = [], set()
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         # A run that was killed leaves half a record; the next run's first record is then glued to it.
         for piece in filter(None, re.split(r'(?=\{"kind")', line.strip())):
-            if record := _record(piece):
-                records.append((number, record))
-            else:
-                damaged.add(number)
-    if any("crc" in record for _, record in records):  # then a record without a checksum has lost it
-        damaged |= {number for number, record in records if "crc" not in record}
-        records = [(number, record) for number, record in records if "crc" in record]
-    if records and len(lines) in damaged:
+            try:
+                records.append(json.loads(piece))
+            except ValueError:
+                unread.add(number)
+    if len(lines) in unread:
         notes.append("last line cut off")
-        damaged.remove(len(lines))
-    if records and damaged:
-        shown = ", ".join(map(str, sorted(damaged)[:5])) + (", …" if len(damaged) > 5 else "")
-        notes.append(f"{some(len(damaged), 'damaged line')} ({shown})")
-    return [record for _, record in records]
+        unread.remove(len(lines))
+    if unread:
+        notes.append(some(len(unread), "damaged line"))
+    return [record for record in records if isinstance(record, dict) and "kind" in record]
 
 
-def _record(text: str) -> dict | None:
-    """The record that the text holds; None where it is damaged or not a record.
-
-    A flipped digit is still JSON, so main.py ends each record with a CRC-32 of the text before it. Logs of earlier
-    versions have none.
-    """
-    body, _, checksum = text.rpartition(', "crc": ')
-    with suppress(ValueError):
-        record = json.loads(text) if text.startswith('{"kind"') else {}
-        if record and ("crc" not in record or checksum == f"{zlib.crc32(body.encode())}}}"):
-            return record
-    return None
-
-
-def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, dict]]:
+def _read_json(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     """(the fields of the last run in the file, {epoch: its numbers})"""
-    if not records:
-        return {}, {}
+    records = _records(text, notes)
     starts = [i for i, record in enumerate(records) if record["kind"] == "run"]
     if not starts:
-        notes.append("no run record")
-    elif earlier := len(starts) - 1 + any(record["kind"] == "epoch" for record in records[: starts[0]]):
-        notes.append(f"{some(earlier, 'earlier run')} in this file left out")
-    head, *body = records[starts[-1] :] if starts else [{}, *records]
-    run_id = (head or records[-1]).get("run_id")
+        return {}, {}
+    if len(starts) > 1:
+        notes.append(f"{some(len(starts) - 1, 'earlier run')} in this file left out")
+    head, *body = records[starts[-1]:]
 
     info = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in head.items()
-            if name not in ("kind", "time", "crc") and value is not None}
+            if name not in UNREAD and value is not None}
     info |= {"status": "unfinished", "restarts": 0}
-    if "time" in head:
-        info.setdefault("started", datetime.fromtimestamp(int(head["time"]), UTC).isoformat())
     end, sizes = None, [info.get("world_size")]
     rows: dict[int, dict] = {}
-    left_out = Counter()
     for record in body:
-        if record.get("run_id", run_id) != run_id:
-            left_out["of another run"] += 1
-        elif record["kind"] == "epoch":
+        if record["kind"] == "epoch":
             row = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "crc"}
-            if rows.setdefault(row["epoch"], row) is not row:
-                left_out["repeating an epoch"] += 1
+            rows.setdefault(row["epoch"], row)
         elif record["kind"] == "end":
             end = record
         elif record["kind"] == "restart":  # the run went on: an earlier `end` was not its end
             end, info["restarts"] = None, info["restarts"] + 1
             sizes.append(record.get("world_size", sizes[-1]))
             info |= {"epochs": record["epochs"]} if "epochs" in record else {}  # it may be asked for more of them
-    notes += [f"left out {some(n, 'record')} {why}" for why, n in left_out.items()]
     if info["restarts"]:
         notes.append(f"went on from a checkpoint {some(info['restarts'], 'time')}")
     if len(set(sizes)) > 1:
@@ -238,8 +198,7 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
     if not end:
         notes.append("no end record")
         return info, rows
-    info |= {"status": end["status"], "total_seconds": end.get("seconds"), "error": end.get("error"),
-             "peak_memory_bytes": end.get("peak_memory_bytes")}
+    info |= {"status": end["status"], "total_seconds": end.get("seconds"), "error": end.get("error")}
     if info["error"]:
         notes.append(" ".join(info["error"].split())[:200])
     return info, rows

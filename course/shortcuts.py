@@ -1,6 +1,6 @@
 """What makes a class on one small machine faster, and has no place in a job of 64 GPUs: for ranks on a CPU with gloo.
 
-Programs of the lessons take them; main.py does with --shortcuts, or where COURSE_SHORTCUTS is 1, as lessons set it.
+Programs of the lessons take them, through course.rank_program or by name; main.py knows none of them.
 Each says what it gains and what it costs.
 """
 

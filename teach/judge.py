@@ -1,238 +1,134 @@
-"""Judges one notebook's answers, behind the shield: it reads a Paper from stdin.
+"""Judges one notebook's answers, behind the shield: it reads a Paper from stdin, as JSON.
 
     python -P -m teach.judge DESCRIPTOR SECONDS        -P: an answer may write modules where it starts
 
-For each exercise it writes a line to the descriptor: the paper's seal, then [name, outcome, message] as JSON. Each
-answer gets so many seconds. The learner's cells run in another process, teach/answers.py. This one has the checks: it
-calls an answer there, and takes nothing but values of Python's own types. An answer in a file runs on ranks, which are
-processes of their own already.
+It runs the cells that the learner wrote, in their order, as a notebook does, and then each exercise's check on what
+they have defined or written. Each cell and each answer gets so many seconds. To the descriptor it writes lines of JSON:
+first "ran", once all cells have, then [name, outcome, message] for each exercise.
 """
 
-import builtins
-import contextlib
-import ctypes
+import ast
 import importlib
-import io
 import json
-import multiprocessing
 import os
-import pickle
 import re
-import shutil
-import subprocess
+import resource
+import signal
+import symtable
 import sys
 import time
 from pathlib import Path
-from types import FunctionType, MethodType
-
-import psutil
 
 from course import exercise as exercises
-from course.exercise import PLAIN
-from teach import answers, handed_in
+from teach.handed_in import Paper, Question
 
-ROOM, MESSAGE = 100_000_000, 50_000_000  # bytes that an answer finds free, and of what it returns
-STARTS = 4  # of the learner's process: a cell that ends it, or never ends, is left out of the next
+CELLS, MEMORY = 200, 4 * 10**9  # seconds of all cells; bytes of a process
 LIVE = Path("results/live")  # where cells write the files that are answers
-DUMPABLE = 4  # PR_SET_DUMPABLE in Linux' sys/prctl.h
 NO_FAULT = "Your answer is not at fault"  # course/on_ranks.py, of ranks that could not start
+WORDS = 2000  # characters of a message
 
 
-class Here(BaseException):
-    """The check's arguments cannot leave its process."""
+class Namespace(dict):
+    """The notebook's. It runs a cell of the lesson when a learner's cell needs a name that the cell defines; the last
+    such cell above it counts. So the lesson's own trainings do not run."""
+
+    place = 0
+    """of the learner's cell, or of an answer's check: the number of the lesson's cells above it"""
+
+    def __init__(self, cells: list[str]):
+        super().__init__()
+        self.lesson = {}  # {name: [(place, Python that binds it)]}
+        for place, source in enumerate(cells):
+            for text in pieces(source):
+                for symbol in symtable.symtable(text, "", "exec").get_symbols():
+                    if symbol.is_assigned() or symbol.is_imported():
+                        self.lesson.setdefault(symbol.get_name(), []).append((place, text))
+
+    def __missing__(self, name):
+        above = [text for place, text in self.lesson.pop(name, ()) if place < self.place]
+        if not above:
+            raise KeyError(name)
+        mine = dict(self)
+        exec(above[-1], self)
+        self.update(mine)  # the piece may have bound these, too: the learner's stay
+        return self[name]
 
 
-class Gone(BaseException):
-    """The learner's process, or its fork that answers, has ended or takes too long. The message says which."""
+def pieces(source: str) -> list[str]:
+    """A cell in pieces, its imports one by one and then the rest: so only what is needed runs."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    tree = ast.parse(TransformerManager().transform_cell(source))
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [*map(ast.unparse, imports), ast.unparse([node for node in tree.body if node not in imports])]
 
 
-class Values(pickle.Unpickler):
-    def find_class(self, module, name):
-        raise pickle.UnpicklingError("no value of Python's own types")
+def run(own: list[tuple[int, str]], namespace: Namespace, limit: float) -> dict[int, str]:
+    """Run the learner's cells, magics and all; {number of a cell: why it could not be run}. Commands of the shell are
+    left out: they train. Calls of checks judge nothing yet."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.text import SList
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(user_ns=namespace, config=Config(HistoryManager={"enabled": False}))
+    shell.system, shell.enable_gui = lambda command: None, lambda *_: None
+    shell.getoutput = lambda command, **_: SList()
+    for name in ("bash", "sh", "script", "!"):
+        shell.register_magic_function(lambda line, cell: None, "cell", name)
+    signal.signal(signal.SIGALRM, too_long)
+    judging = exercises.Exercise.__call__
+    exercises.Exercise.__call__ = lambda *_: None
+    failed, end = {}, time.monotonic() + CELLS
+    for number, (namespace.place, source) in enumerate(own):
+        signal.setitimer(signal.ITIMER_REAL, max(0.1, min(limit, end - time.monotonic())))
+        ran = shell.run_cell(source)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if error := ran.error_before_exec or ran.error_in_exec:
+            failed[number] = exercises.first_line(error)
+    exercises.Exercise.__call__ = judging
+    return failed
 
 
-class Learner:
-    """The process of teach/answers.py. `failed`: {number of a cell: why it could not be run}."""
-
-    def __init__(self, paper: handed_in.Paper, limit: float):
-        self.paper, self.limit, self.failed = paper, limit, {}
-        self.last = time.monotonic() + answers.CELLS
-        self.start()
-
-    def start(self):
-        self.end, theirs = multiprocessing.Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "teach.answers", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        theirs.close()
-        self.left = [number for number in range(len(self.paper.own)) if number not in self.failed]
-        self.until = time.monotonic() + self.limit
-        self.tell(self.paper.cells, [self.paper.own[number] for number in self.left],
-                  self.paper.modules, self.last - time.monotonic())
-
-    def tell(self, *words):
-        with contextlib.suppress(OSError):  # that it has ended is heard
-            self.end.send_bytes(pickle.dumps(words))  # send() would share a tensor's memory
-
-    def heard(self):
-        try:
-            if not self.end.poll(max(0.0, self.until - time.monotonic())):
-                raise Gone(f"No end within {self.limit:g} s.")
-            return Values(io.BytesIO(self.end.recv_bytes(MESSAGE))).load()
-        except (EOFError, OSError):
-            raise Gone("It ended the process of its notebook.") from None
-        except Exception as error:  # whatever it sends
-            return "unreadable", exercises.first_line(error)
-
-    def run_cells(self):
-        """Returns a reason if they come to no end."""
-        for _ in range(STARTS):
-            number = None
-            try:
-                while (words := self.heard())[0] != "ran":
-                    self.until, number = time.monotonic() + self.limit, self.left[words[1]]
-                    self.failed |= {number: words[2]} if words[0] == "failed" else {}
-                return None
-            except Gone as why:
-                self.process.kill()
-                self.failed |= {number: str(why)} if number is not None else {}
-                self.start()
-        return "Not yet. The cells of this notebook come to no end."
-
-    def unread(self, word):
-        """A sentence on each cell that could not be run and has this word."""
-        return " ".join(f"The cell `{self.paper.own[number][1].strip().splitlines()[0][:60]}` could not be run: {why}"
-                        for number, why in sorted(self.failed.items())
-                        if re.search(rf"\b{re.escape(word)}", self.paper.own[number][1]))
-
-    def verdict(self, exercise, question):
-        try:
-            try:
-                reached = self.asked(exercise, question, None)
-                patches = "mock" in exercise.check.__code__.co_names  # what an answer must not use, in its own process
-                if reached[0] != "right" or not patches:
-                    return reached
-            except Here:
-                pass
-            self.stop()
-            return self.asked(exercise, question, (question.module, question.name, exercises.seed))
-        except Gone as why:
-            return "wrong", f"Not yet. {why}"
-        finally:
-            self.stop()
-
-    def asked(self, exercise, question, here):
-        self.until = time.monotonic() + self.limit
-        self.tell(question.given, question.place, here)
-        self.answering = True
-        kind, *words = self.heard_of_fork(*(["verdict"] if here else ["value", "function"]))
-        return words if here else exercise.verdict(words[0] if kind == "value" else self.function(*words))
-
-    def heard_of_fork(self, *kinds):
-        words = self.heard()
-        if words[0] == "ended":
-            self.answering = False
-            raise Gone(f"Its process ended before the check had an answer ({words[1]}).")
-        if words[0] not in kinds:
-            raise Gone("Its process told what cannot be read.")
-        return words
-
-    def function(self, name, text):
-        """The learner's function for a check, with the learner's text: some checks read it."""
-        def called(*given):
-            ours = [value for value in given if isinstance(value, FunctionType | MethodType)]
-            self.tell(*[("ours", ours.index(value)) if isinstance(value, FunctionType | MethodType)
-                        else ("value", can_travel(value)) for value in given])
-            while (words := self.heard_of_fork("call", "raised", "returned"))[0] == "call":
-                self.tell(ours[words[1]](*words[2]))
-            if words[0] == "raised":
-                raise error_of(*words[1:])
-            return words[1]
-
-        path = Path(f"text_of_{len(list(Path().glob('text_of_*')))}.py")
-        path.write_text(text, encoding="utf-8", errors="replace")
-        code = called.__code__.replace(co_filename=str(path.resolve()), co_firstlineno=1)
-        return FunctionType(code, globals(), name, None, called.__closure__)
-
-    def stop(self):
-        """End the fork that answers, and all that it has started."""
-        if not self.answering:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self.process.pid).children(recursive=True):
-                process.kill()
-        self.until = time.monotonic() + 30
-        try:
-            while self.heard()[0] != "ended":
-                pass
-        except Gone:  # that it has ended would be heard as the next answer's end: main() goes to another room
-            self.process.kill()
-            self.process.wait()
+def too_long(*_):
+    raise TimeoutError("it came to no end")
 
 
-def can_travel(value):
-    """The value, of Python's own types or a tensor. Raises Here for any other."""
-    items = list(value.items()) if type(value) is dict else value if type(value) in (tuple, list, set) else []
-    if type(value) not in PLAIN and type(value).__name__ != "Tensor":
-        raise Here
-    for item in items:
-        can_travel(item)
-    return value
-
-
-def error_of(name, arguments):
-    kind = getattr(builtins, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception | SystemExit)):
-        kind = type(name, (Exception,), {})
-    try:
-        return kind(*arguments)
-    except TypeError:
-        return Exception(*arguments)
-
-
-def of_a_file(exercise, name, written):
-    """The verdict on one of the files {name: bytes}. All are written again: another answer may have cleared them."""
-    shutil.rmtree(LIVE, ignore_errors=True)
-    LIVE.mkdir(parents=True)
-    for each, data in written.items():
-        (LIVE / each).write_bytes(data)
+def verdict(question: Question, namespace: Namespace) -> tuple[str, str]:
+    """(outcome, message). "again": the machine was too busy to start the ranks, twice."""
+    exercise = getattr(importlib.import_module(question.module), question.name)
+    namespace.place = question.place
     for _ in range(2):
-        outcome, message = exercise.verdict(LIVE / name)
+        outcome, message = exercise.verdict(LIVE / question.given if question.is_file
+                                            else namespace.get(question.given))
         if NO_FAULT not in message:
             return outcome, message
     return "again", message
 
 
-def main(descriptor: int, limit: float) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DUMPABLE, 0)  # no answer reads the seed and the seal in /proc/ID/mem
-    paper = handed_in.from_json(sys.stdin.read())
+def main(descriptor: int, limit: int) -> None:
+    def tell(words):
+        os.write(descriptor, f"{json.dumps(words)}\n".encode())
+
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    exercises.LIMIT = limit
+    paper = Paper(**json.load(sys.stdin))
     LIVE.mkdir(parents=True)
     for name, text in paper.files.items():
         (LIVE / name).write_text(text, encoding="utf-8")
-    learner = Learner(paper, limit)  # its cells run while the checks are imported
-    exercises.seed = paper.seed
-    modules = {question.module: importlib.import_module(question.module) for question in paper.questions}
-    endless = learner.run_cells()
-    written = {question.given: (LIVE / question.given).read_bytes() for question in paper.questions
-               if question.is_file and handed_in.own_file(LIVE / question.given)}
-    for question in paper.questions:
-        exercise = getattr(modules[question.module], question.name)
-        if endless:
-            outcome, message = "wrong", endless
-        elif question.is_file:
-            outcome, message = of_a_file(exercise, question.given, written)
-        else:
-            outcome, message = learner.verdict(exercise, question)
-        unread = learner.unread(question.given) if outcome == "untried" or "NameError" in message else ""
-        if unread:
-            outcome, message = "wrong", f"{message} {unread}"
-        line = f"{paper.seal} {json.dumps([question.name, outcome, handed_in.plain(message)])}\n"
-        os.write(descriptor, line.encode())
-        if learner.process.poll() is not None or shutil.disk_usage(".").free < ROOM:
-            return  # an answer has ended it, or filled the disk: the next ones are judged in another room
-    learner.process.kill()
+    desk, namespace = Path.cwd(), Namespace(paper.cells)
+    failed = run(paper.own, namespace, limit)
+    os.chdir(desk)  # a cell may have gone elsewhere
+    tell("ran")
+    for question in (Question(**each) for each in paper.questions):
+        outcome, message = verdict(question, namespace)
+        if outcome == "untried" or "NameError" in message:  # a cell that could not be run is why
+            for number, why in failed.items():
+                source = paper.own[number][1].strip()
+                if re.search(rf"\b{re.escape(question.given)}", source):
+                    outcome = "wrong"
+                    message += f" The cell `{source.splitlines()[0][:60]}` could not be run: {why}"
+        tell([question.name, outcome, message[:WORDS]])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

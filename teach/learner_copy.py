@@ -2,8 +2,8 @@
 
     scripts/learner class/ada class/ben       a copy in each of these new folders
 
-The checks in a copy are those of the course. They are packed, so that nobody reads a solution by accident. A class on
-one machine can share one environment and one data folder: teach/README.md says how.
+The checks in a copy are those of the course, packed: that keeps the solutions out of the way, no more. A class on one
+machine can share one environment and one data folder: teach/README.md says how.
 
 Exit status: 0 made, 2 bad input (no unfinished copy is left), 130 stopped by Ctrl-C.
 """
@@ -28,18 +28,18 @@ from trainer.options import nonempty_path
 # Files and folders that only teachers and authors need. The files that remain import none of these:
 # tests/test_learner_copy.py.
 LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/layout.py",
-            "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "notebooks/jupytext.toml",
+            "site/static", "notebooks/text", "notebooks/jupytext.toml",
             "scripts/test", "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py",
             "scripts/my_notebooks.py", "course/twins.py", "scripts/site", "scripts/record",
             "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board", "scripts/release",
-            "scripts/minimal_ddp.py",  # the capstone's solution
+            "examples/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", "lessons/conftest.py", ".ci",
             ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks and their solutions.
-PACKED = re.compile(r"lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp|minimal_gpt_ddp)\.py")
+PACKED = re.compile(r"(lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp)|examples/minimal_gpt_ddp)\.py")
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack
@@ -50,7 +50,7 @@ unpack(globals(), """
 '''
 SOLUTION = re.compile(r"^(# \w+\.\w+\.solution\(\)|`solution\(\)` .*)\n?", re.M)  # a call, and what lesson 00 says
 # From this heading on, the page is about things that a copy lacks.
-CUT = {"AGENTS.md": "## For a contributor", "site/pages/kaggle.md": "## Send what you saw"}
+CUT = {"AGENTS.md": "## For a contributor"}
 
 
 def make(targets: list[Path]) -> None:
@@ -58,20 +58,17 @@ def make(targets: list[Path]) -> None:
     for target in targets:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FileExistsError(f"{target} is there already, and not empty: name a new folder")
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "copy")
-        made.mkdir()
-        fill(made)
-        for target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
-                shutil.copytree(made, Path(beside, "copy")).rename(target)
+    for target in targets:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
+            fill(made := Path(beside, "copy"))
+            made.rename(target)
 
 
 def fill(folder: Path) -> None:
-    """Write a learner's copy of the course into an empty folder."""
+    """Write a learner's copy of the course into a new folder."""
     for name in tracked():
-        if not left_out(name):
+        if not OF_A_LESSON.fullmatch(name) and not any(f"{name}/".startswith(f"{out}/") for out in LEFT_OUT):
             write(name, folder / name)
     lessons = "\n".join(f"- [{twins.title_of(nbformat.read(path, as_version=4), path.stem)}](notebooks/{path.name})"
                         for path in notebooks().values())
@@ -85,12 +82,6 @@ def fill(folder: Path) -> None:
         (folder / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
     for when, name in questions.NAMES.items():
         nbformat.write(questions.notebook(when), folder / "notebooks" / f"{name}.ipynb")
-
-
-def left_out(name: str) -> bool:
-    """Is this file, a path below the root, for teachers and authors alone?"""
-    return (any(name == out or name.startswith(f"{out}/") for out in LEFT_OUT)
-            or OF_A_LESSON.fullmatch(name) is not None)
 
 
 def tracked() -> list[str]:

@@ -1,10 +1,9 @@
 """The teacher's pages: one a lesson, one a plan, and a list of them all; site/layout.py makes them part of the site.
 
-A lesson's title, question, aims, prerequisites and minutes are read from its notebook, so that they stand once. The
-rest is lessons/lNN_name/teach.md, whose form `read` checks.
+A lesson's title, question, results and minutes are read from its notebook, so that they stand once. The rest is
+lessons/lNN_name/teach.md, whose form `read` checks.
 """
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,7 @@ from teach import questions as tests
 README, PAGES = Path("teach/README.md"), "teach/lessons"  # of the site
 SECTIONS = ("In the room", "Results to expect", "If an effect does not show", "Ten minutes late", "Show of hands",
             "What students answer", "With 0, 1, 2, 8 GPUs")
-ROOM, EXPECTED, FAILED, _, HANDS, ANSWERS, MACHINES = SECTIONS
-GPUS = ["0", "1", "2", "8"]
+ROOM, EXPECTED, FAILED, _, HANDS, ANSWERS, _ = SECTIONS
 ITEM = r"(?P<text>.+(?:\n {2,}\S.*)*)"  # an item of a list, with the lines that go on with it
 
 INDEX = """# For teachers
@@ -28,20 +26,12 @@ INDEX = """# For teachers
 
 {plans}
 
-A lesson's minutes are those that its notebook states, for a learner who reads, runs and answers alone. A section's
-share of them is estimated: {read} words of text or {lines} lines of code count one minute, a prediction {predict}, an
-exercise {exercise}, and the sum is scaled to the lesson's minutes. (Where a lesson states the share itself, that
-counts.) A question by show of hands takes {hands} minutes. Of a lesson of which you take some sections, let everybody
-first run the cells above: *Run → Run All Above Selected Cell*.
+Minutes are for a learner who reads, runs and answers alone; a question by show of hands takes two. Of a lesson of which
+you take some sections, let everybody first run the cells above: *Run → Run All Above Selected Cell*.
 
 ## A page a lesson
 
 {lessons}
-
-Slides of a lesson, for a browser and without a network: `scripts/site --slides 05` (or several numbers) writes
-`build/slides/`. They are the lesson without its code: each text with the results below it, no answer on the slide of
-its question, and the three questions by show of hands before *What to remember*. Arrow keys or a presenter's buttons
-turn the slides, `n` shows notes, and printing begins a page with each slide.
 """
 
 
@@ -58,29 +48,22 @@ class Question:
 
 
 def read(path: Path) -> tuple[str, list[Question]]:
-    """(text, questions) of a lesson's teach.md. RuntimeError names the file and the section that breaks the form."""
+    """(text, questions) of a lesson's teach.md. RuntimeError names the file and what breaks the form."""
     text = path.read_text(encoding="utf-8").strip()
     head, *parts = re.split(r"^## +(.+)\n", text, flags=re.M)
-    if head or tuple(parts[::2]) != SECTIONS or not all(map(str.strip, parts[1::2])):
-        raise RuntimeError(f"{path}: needs the sections {', '.join(SECTIONS)}, in this order, each with text, and "
-                           "nothing above them")
-    *_, hands, _, machines = parts[1::2]
-    if re.findall(r"^\|\s*(\d+)\s*\|", machines, re.M) != GPUS:
-        raise RuntimeError(f"{path}: section {MACHINES}: needs a table with a row for each of them")
-    _, *parts = re.split(r"^### +(\d+)\. +(.+)\n", hands, flags=re.M)
-    if parts[::3] != ["1", "2", "3"]:
-        raise RuntimeError(f"{path}: section {HANDS}: needs the headings ### 1. to ### 3., each with a question")
-    return text, [question(asked, body, f"{path}: section {HANDS}: question {number}")
-                  for number, asked, body in zip(*[iter(parts)] * 3, strict=True)]
+    if head or tuple(parts[::2]) != SECTIONS:
+        raise RuntimeError(f"{path}: needs the sections {', '.join(SECTIONS)}, in this order, and nothing above them")
+    _, *parts = re.split(r"^### +\d+\. +(.+)\n", parts[2 * SECTIONS.index(HANDS) + 1], flags=re.M)
+    return text, [question(asked, body, path) for asked, body in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def question(asked, body, where):
+def question(asked, body, path):
     options = dict(re.findall(rf"^- (?P<letter>[A-Z])\. +{ITEM}", body, re.M))
     right = re.findall(r"^\*\*(?P<letter>[A-Z])\.\*\* +(?P<text>.+(?:\n\S.*)*)", body, re.M)
     reveals = dict(re.findall(rf"^- \*\*(?P<letter>[A-Z])\*\* reveals: +{ITEM}", body, re.M))
-    if len(options) < 2 or sorted([*reveals, *(letter for letter, _ in right)]) != list(options) or len(right) != 1:
-        raise RuntimeError(f"{where}: needs options - A., - B., ..., one right option such as **B.** with its reason, "
-                           "and a line “- **X** reveals: …” for each wrong option")
+    if len(right) != 1 or sorted([*reveals, right[0][0]]) != list(options):
+        raise RuntimeError(f"{path}: {asked}: needs options - A., - B., ..., one right option such as **B.** with its "
+                           "reason, and a line “- **X** reveals: …” for each wrong option")
     between = re.split(r"^- A\. ", body, maxsplit=1, flags=re.M)[0].strip()  # code that the question is about
     return Question("\n\n".join(filter(None, (asked, between))), options, *right[0], reveals)
 
@@ -99,26 +82,20 @@ def questions_of(name: str) -> list[Question]:
 def pages(lessons: list) -> dict[str, str]:
     """{path: text} of the site's pages for teachers; `lessons`: site.layout.Lesson of each notebook."""
     lessons = [lesson for lesson in lessons if "minutes" in lesson.notebook.metadata.get("course", {})]  # no own ones
-    planned = plans.read()
-    of_lessons = plans.all_parts(lessons, planned["stated"])
-    asked = {lesson.number: questions_of(lesson.name) for lesson in lessons}
+    all_plans, asked = plans.read(), {lesson.number: questions_of(lesson.name) for lesson in lessons}
     files = {README.as_posix(): README.read_text(encoding="utf-8"), "teach/tests.md": tests_page(lessons)}
-    others = list(files)
+    first = "\n".join(f"- [{title(text)}]({name.removeprefix('teach/')})" for name, text in files.items())
     with_page = [lesson for lesson in lessons if source(lesson.name).is_file()]
-    for lesson in with_page:
-        files[f"{PAGES}/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.number])
-    for plan in planned["plan"]:
-        files[f"teach/plans/{plans.stem(plan)}.md"] = plans.page(plan, lessons, of_lessons, asked)
+    files |= {f"{PAGES}/{lesson.name}.md": page(lesson, all_plans) for lesson in with_page}
+    files |= {f"teach/plans/{plans.stem(plan)}.md": plans.page(plan, lessons, asked) for plan in all_plans}
     files["teach/index.md"] = INDEX.format(
-        read=plans.READ, lines=plans.LINES, predict=plans.PREDICT, exercise=plans.EXERCISE, hands=plans.HANDS,
-        tests="\n".join(f"- [{title(files[name])}]({name.removeprefix('teach/')})" for name in others),
+        tests=first,
         plans=table(("plan", "minutes", "lessons", "minutes to spare, by day"), (
             (f"[{plan['name']}](plans/{plans.stem(plan)}.md)",
              f"{len(plan['days'])} × {plan['minutes']}" if len(plan["days"]) > 1 else plan["minutes"],
-             ", ".join(plans.taken(plan)), " + ".join(map(str, plans.slack(plan, of_lessons))))
-            for plan in planned["plan"])),
-        lessons=table(("lesson", "minutes", "of them exercises"), (
-            (f"[{lesson.title}](lessons/{lesson.name}.md)", *whole(of_lessons[lesson.number]))
+             ", ".join(plans.taken(plan)), " + ".join(map(str, plans.slack(plan)))) for plan in all_plans)),
+        lessons=table(("lesson", "minutes"), (
+            (f"[{lesson.title}](lessons/{lesson.name}.md)", lesson.notebook.metadata["course"]["minutes"])
             for lesson in with_page)))
     return files
 
@@ -147,21 +124,13 @@ def table(head, rows):
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows))
 
 
-def whole(parts):
-    """(minutes, of them exercises), rounded."""
-    return round(sum(map(sum, parts.values()))), round(sum(exercises for _, exercises in parts.values()))
-
-
-def page(lesson, all_plans, parts):
+def page(lesson, all_plans: list[dict]) -> str:
     """The page of a lesson: a head from its notebook, then its teach.md, in which all but the questions is folded."""
-    text, asked = read(source(lesson.name))
-    course = lesson.notebook.metadata["course"]
+    text, _ = read(source(lesson.name))
     taken_by = [f"[{plan['name']}](../plans/{plans.stem(plan)}.md)" for plan in all_plans
                 if lesson.number in plans.taken(plan)]
-    minutes, exercises = whole(parts)
+    course = lesson.notebook.metadata["course"]
     machine = some(max(1, round(course["seconds"] / 60)), "minute")
-    solutions = [call for cell in lesson.notebook.cells
-                 for call in re.findall(r"^# ((\w+)\.\w+\.solution\(\))", cell.source, re.M)]
     text = re.sub(r"^\*\*[A-Z]\.\*\* .+?(?=^#)", folded, text, flags=re.M | re.S)
     text = text.replace(f"## {EXPECTED}\n", f"## {EXPECTED}\n\nThe committed run ({lesson.verified}):\n\n"
                         f"{table(('section', 'what a prediction is compared with'), results(lesson))}\n\n"
@@ -169,19 +138,10 @@ def page(lesson, all_plans, parts):
     for heading in (ROOM, EXPECTED, FAILED, ANSWERS):
         text = re.sub(rf"(?<=^## {heading}\n).+?(?=^## )", folded, text, flags=re.M | re.S)
     head = [f"# {lesson.title}: for teachers", f"**The question.** {lesson.question}",
-            f"- The lesson: [{lesson.title}](../../notebooks/{lesson.name}.ipynb). Its slides: "
-            f"`scripts/site --slides {lesson.number}`\n"
-            f"- For a learner about {some(minutes, 'minute')}, of which exercises take {exercises}. For a machine with "
-            f"two cores {machine}. Show of hands: {plans.HANDS * len(asked)}.\n"
-            f"- In the plans: {', '.join(taken_by) or 'none'}\n"
-            "- Solutions are folded below each exercise on the lesson's page. Commands that print them:",
-            "\n".join(["```", *(f'python -c "from lessons.l{lesson.name} import {module}; {call}"'
-                                for call, module in solutions), "```"]),
-            "## Aims", "Afterwards learners are able to",
-            quoted(lesson, r"\*\*You will be able to\*\*\s+(- .+?)\n\n(?!- )"),
-            "## Prerequisites", quoted(lesson, r"\*\*You need\*\*\s+(.+?)\n\n"),
-            "## Minutes", table(("section", "minutes", "of them exercises"), (
-                (section, round(text + exercises), round(exercises)) for section, (text, exercises) in parts.items()))]
+            f"- The lesson: [{lesson.title}](../../notebooks/{lesson.name}.ipynb). Solutions are folded below each "
+            "exercise on its page.\n"
+            f"- For a learner about {course['minutes']} minutes; a machine with two cores runs it in {machine}.\n"
+            f"- In the plans: {', '.join(taken_by) or 'none'}"]
     return "\n\n".join([*head, text]) + "\n"
 
 
@@ -200,12 +160,3 @@ def results(lesson):
             shown = output.get("data", {}).get("text/markdown", "")
             rows += [(section, result) for result in re.findall(r"Here it is \*\*(.+?)\*\*", shown)]
     return rows
-
-
-def quoted(lesson, pattern):
-    """Text of a lesson, its links led from notebooks/ to this page's folder."""
-    match = re.search(pattern, lesson.text, re.S)
-    if not match:
-        raise RuntimeError(f"notebooks/{lesson.name}.ipynb: nothing fits {pattern}")
-    return re.sub(r"\]\((?!\w+:|#)([^)]+)\)", lambda link:
-                  f"]({os.path.relpath(os.path.join('notebooks', link[1]), PAGES)})", match[1])

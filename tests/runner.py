@@ -1,5 +1,6 @@
 """Start main.py and other programs as a person would: by python, by torchrun, or a process for each rank by hand."""
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -33,7 +34,7 @@ def command(ranks, *arguments, torchrun=()):
 
 def environment(**changes):
     """This process's environment as a fresh shell's: nothing of a launcher, and `changes` (None takes away)."""
-    env = {k: v for k, v in os.environ.items() if not FOREIGN.match(k)} | {"COURSE_SHORTCUTS": "1"}  # as in a lesson
+    env = {k: v for k, v in os.environ.items() if not FOREIGN.match(k)}
     env.update(changes)
     return {k: v for k, v in env.items() if v is not None}
 
@@ -64,20 +65,23 @@ def without_gloo(text):
 
 
 def run(ranks, *arguments, script="main.py", limit=LIMIT, **env):
-    """The finished process of `python script ...` (ranks=0), or of so many ranks, with what all of them printed and the
-    status of the one that failed first. They are started as by hand: torchrun would import torch once more."""
-    argv, env = command(0, script, *arguments), _of_a_run(env)
+    """The finished process of `python script ...` (ranks=0), or of so many ranks, with what they printed, rank after
+    rank, and the status of the one that failed first. They are started as by hand: torchrun would import torch once
+    more."""
+    argv, env, places = command(0, script, *arguments), _of_a_run(env), [{}]
     if ranks:
+        argv.insert(1, "-u")  # as torchrun: what a rank has printed is not lost when it is ended
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks)}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        processes = [subprocess.Popen(argv, cwd=ROOT, stdout=out, stderr=err, env=env | (
-            {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {})) for rank in range(ranks or 1)]
+        places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    with contextlib.ExitStack() as stack:
+        out, err = ([stack.enter_context(tempfile.TemporaryFile("w+")) for _ in places] for _ in range(2))
+        processes = [subprocess.Popen(argv, cwd=ROOT, stdout=of_out, stderr=of_err, env=env | place)
+                     for place, of_out, of_err in zip(places, out, err, strict=True)]
         status = _first_failure(processes, time.monotonic() + limit)
-        said = []
-        for file in (out, err):
+        for file in out + err:
             file.seek(0)
-            said.append(without_gloo(file.read()))
+        said = [without_gloo("".join(file.read() for file in files)) for files in (out, err)]
     if status is None:
         raise subprocess.TimeoutExpired(argv, limit, *said)
     return subprocess.CompletedProcess(argv, status, *said)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import main
-from course import shortcuts
 from tests import runner
 from trainer import data, files, options
 
@@ -25,9 +24,7 @@ def begin(monkeypatch, capsys, tmp_path):
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "train", lambda args, here, run: None)
-    monkeypatch.setattr(main, "init_distributed_mode", lambda *args: None)
-    monkeypatch.setattr(shortcuts, "before_training", lambda *args: None)
-    monkeypatch.setattr(shortcuts, "exit_now", lambda: None)
+    monkeypatch.setattr(main.launch, "init_distributed_mode", lambda *args: None)
 
     def start(*argv, **env):
         capsys.readouterr()
@@ -79,7 +76,7 @@ def left(folder):
     (["--epochs", 2, "--schedule", "cosine", "--warmup-epochs", 10], "leaves nothing of --epochs 2"),
     (["--weight-decay", -1], "is not a number from 0"),
     (["--global-batch-size", 100, "--accumulate", 3], "does not divide by 1 ranks and --accumulate 3"),
-    (["@nothing"], "@FILE nothing"),
+    (["@nothing"], "'nothing'"),
     (["--tracker", ""], "--tracker"),
 ])
 def test_each_is_one_line_and_nothing_is_left(argv, message, begin, tmp_path):

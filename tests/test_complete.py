@@ -105,8 +105,8 @@ def test_a_folder_of_images_is_trained_on(folder, tmp_path):
     assert (run["dataset"], run["samples"], run["test_samples"]) == (str(folder), 96, 27)
 
 
-def test_a_strangers_data_set_is_trained_on_and_its_workers_differ(tmp_path):
-    file = tmp_path / "stranger.py"
+def test_a_users_data_py_is_trained_on_and_a_run_that_resumes_draws_what_an_undisturbed_one_does(tmp_path):
+    file = tmp_path / "data.py"
     file.write_text(f"""import os, random, torch
 
 class Circles(torch.utils.data.Dataset):
@@ -135,6 +135,12 @@ class Circles(torch.utils.data.Dataset):
     rows = [line.split() for line in (tmp_path / "drawn").read_text().splitlines()]
     assert len(rows) == 2 * 64 and {row[0] for row in rows} == {"0", "1"} and {row[1] for row in rows} == {"0", "1"}
     assert len({row[3] for row in rows}) == len({row[4] for row in rows}) == len(rows), "two draw the same"
+    (tmp_path / "drawn").unlink()
+    for epochs in (1, 2):
+        done = runner.run(2, *options_, "--epochs", epochs, "--checkpoint", tmp_path / "kept")
+        assert done.returncode == 0, done.stderr
+    again = [line.split() for line in (tmp_path / "drawn").read_text().splitlines()]
+    assert sorted(again) == sorted(rows), "those that live on, and those that begin in the second epoch"
 
 
 def test_a_folder_whose_splits_do_not_match_is_refused(folder, tmp_path, capsys):
@@ -205,12 +211,12 @@ class Averaging(torch.nn.Module):
 
 def test_a_wrapper_of_ones_own_trains_the_model_of_one_process(one_process, tmp_path):  # noqa: F811
     """Its gradients are clipped when it has averaged them."""
-    (tmp_path / "mine.py").write_text(WRAPPER)
+    (tmp_path / "utils.py").write_text(WRAPPER)
     weights, *_ = train(tmp_path, 2, "--batch-size", 16, "--accumulate", 3, "--wrapper",
-                        f"{tmp_path / 'mine.py'}:Averaging", *CLIP)
+                        f"{tmp_path / 'utils.py'}:Averaging", *CLIP)
     assert distance(weights, one_process[CLIP][0]) < 1e-5
-    (tmp_path / "mine.py").write_text(WRAPPER.replace("def finish", "def forgotten"))
-    done = runner.run(2, *SMALL, "--wrapper", f"{tmp_path / 'mine.py'}:Averaging")
+    (tmp_path / "utils.py").write_text(WRAPPER.replace("def finish", "def forgotten"))
+    done = runner.run(2, *SMALL, "--wrapper", f"{tmp_path / 'utils.py'}:Averaging")
     assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
 
 

@@ -15,13 +15,13 @@ from course.rendezvous import free_port
 from doctor import __version__, detectors
 from doctor.detectors import ERRORS
 from doctor.explain import KNOWN
+from gallery import guide
+from gallery.table import read_messages, read_table
 from lessons.l06b_ddp_traps import test_capstone
-from lessons.l12_break_it import gallery_table
 from tests import runner
 
-BROKEN = runner.ROOT / "scripts" / "broken"
 ABORTED = "terminate called without an active exception"  # by gloo, when all is over: TROUBLESHOOTING, entry 28
-TABLE = gallery_table.read_table()
+TABLE = read_table()
 FOUND = {name: entry.doctor for name, entry in TABLE.items() if entry.doctor}
 README = (runner.ROOT / "doctor/README.md").read_text()
 BY_MESSAGE = {finding.name for finding in ERRORS.values()}
@@ -53,15 +53,15 @@ def ranks(name):
 
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_a_broken_program_gets_its_finding(name, tmp_path):
-    done, names = doctor(ranks(name), BROKEN / f"{name}.py", folder=tmp_path)
+    done, names = doctor(ranks(name), TABLE[name].program, folder=tmp_path)
     assert names == [FOUND[name]] and done.returncode, done.stderr
-    assert findings(tmp_path)[0]["where"].startswith(f"scripts/broken/{name}.py:")
+    assert findings(tmp_path)[0]["where"].startswith(f"{TABLE[name].program}:")
 
 
 @pytest.mark.parametrize("name", [  # weekly: mistakes that the doctor does not see, or knows by a message
     pytest.param(name, marks=[pytest.mark.weekly] * (FOUND.get(name) in {None, *BY_MESSAGE})) for name in REPAIRED])
 def test_a_repaired_program_gets_none(name, tmp_path):
-    done, names = doctor(ranks(name), BROKEN / f"{name}_repaired.py", folder=tmp_path)
+    done, names = doctor(ranks(name), written(tmp_path, TABLE[name].text("repaired")), folder=tmp_path)
     assert names == [] and done.returncode == 0, done.stderr
 
 
@@ -72,7 +72,7 @@ PROGRAMS = [
     ("main.py", SMALL), pytest.param("main.py", [*SMALL, "--comm-hook", "bf16"], marks=pytest.mark.weekly),
     pytest.param("scripts/rivals/fabric_loop.py", SMALL, marks=pytest.mark.weekly),
     pytest.param("scripts/rivals/accelerate_loop.py", SMALL, marks=pytest.mark.weekly),
-    ("scripts/minimal_ddp.py", [])]
+    ("examples/minimal_ddp.py", [])]
 
 
 @pytest.mark.parametrize(("script", "options"), PROGRAMS)
@@ -220,10 +220,12 @@ CAPSTONE = {
 
 
 def on_small_sets(program, folder):
-    """The program with the 151 images that the capstone's check gives it, saving there."""
-    small = ("from trainer import data\nfrom lessons.l06b_ddp_traps import capstone_rank\n"
-             "data.get_dataset = lambda _: capstone_rank.small_sets()\n")
-    return written(folder, program.replace("from trainer import data\n", small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
+    """The program with the few images that the capstone's check gives it, saving there."""
+    imported = "from torchvision.datasets import MNIST, FakeData\n"
+    small = ("from lessons.l06b_ddp_traps import capstone_rank\n"
+             "MNIST = lambda root, train=True, *rest, **options: capstone_rank.small_sets()[not train]\n")
+    assert imported in program
+    return written(folder, program.replace(imported, small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
 
 
 @pytest.mark.weekly
@@ -394,9 +396,7 @@ def test_the_installed_tool_runs_from_any_folder(tmp_path):
 def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exists():
     listed = re.findall(r"`(\w+)`", README.partition("## What it sees")[2].partition("[CASES")[0])
     assert sorted(listed) == sorted(KNOWN), "doctor/README.md: the findings"
-    assert gallery_table.doctors_entries() == detectors.ENTRIES, "run python scripts/broken/gallery.py guide"
-    messages = [*gallery_table.read_table().values(), *gallery_table.read_notes()]
-    assert {name for message in messages for name in (message.doctor, *message.leads)} <= {"", *KNOWN}
+    assert {name for message in read_messages() for name in (message.doctor, *message.leads)} <= {"", *KNOWN}
     assert runner.run(0, "doctor", "--version", script="-m").stdout == f"ddp-doctor {__version__}\n"
     done = runner.run(0, "doctor", "--explain", script="-m")
     assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(KNOWN)
@@ -409,9 +409,9 @@ def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exist
 
 
 def test_entries_have_links_once_the_course_is_published(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery_table, "ROOT", tmp_path)
+    monkeypatch.setattr(guide, "ROOT", tmp_path)
     (tmp_path / "CITATION.cff").write_text('version: "1.2"\nrepository-code: "https://github.com/ann/course"\n')
-    assert gallery_table.doctors_entries()["set_epoch"]["link"] == (
+    assert guide.doctors_entries()["set_epoch"]["link"] == (
         "https://github.com/ann/course/blob/v1.2/TROUBLESHOOTING.md#6-the-same-order-in-every-epoch")
 
 

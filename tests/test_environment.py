@@ -20,7 +20,7 @@ def lines_of(name):
     return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
 
 
-ROOMS = ("course", "doctor", "lessons", "scripts", "site", "teach", "tests", "trainer")
+ROOMS = ("course", "doctor", "examples", "gallery", "lessons", "scripts", "site", "teach", "tests", "trainer")
 SOURCES = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py"))]
 
 

@@ -149,7 +149,7 @@ print("messages", sum(calls), [name for name in ("torchvision", "pandas", "matpl
       flush=True)
 """)
     done = runner.run(2, *SMALL, "--epochs", 1, "--samples", 100, "--test-samples", 10, "--batch-size", 16,
-                      "--accumulate", 3, "--model", "resnet", script=script, COURSE_SHORTCUTS=None)
+                      "--accumulate", 3, "--model", "resnet", script=script)
     # 50 images of each rank make 4 batches: updates of 3 and 1
     assert sorted(done.stdout.splitlines()) == ["messages 2 []"] * 2 + ["sends buffers False"] * 2, done.stderr
 

@@ -16,7 +16,7 @@ from tests import runner
 ENDLESS = ["--dataset", "synthetic", "--samples", 200, "--test-samples", 11, "--epochs", 10**6]
 TRAIN = [*runner.command(2, "main.py", *ENDLESS), "--log-file", "{folder}/run.jsonl"]
 STOPPED = [  # how many ranks must have met, the signal, and the command line
-    (2, signal.SIGINT, runner.command(0, "scripts/broken/gallery.py", "show", "hang_rank_0")),
+    (2, signal.SIGINT, runner.command(0, "-m", "gallery", "show", "hang_rank_0")),
     (2, signal.SIGHUP, runner.command(0, "lessons/l11_fault_tolerance/kill_rank.py", "--kill=0@900", "--", *TRAIN)),
 ]
 

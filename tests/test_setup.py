@@ -63,8 +63,8 @@ def calls(clone):
 def test_it_does_nothing_twice_and_installs_what_the_list_gained(clone):
     assert set_up(clone)[0] == 0
     assert calls(clone) == ["venv", "pip", "data"]
-    (clone / "data").mkdir()
-    for name in ("cifar10.pt", "mnist.pt"):
+    (clone / "data/MNIST/raw").mkdir(parents=True)
+    for name in ("cifar10.pt", "mnist.pt", "MNIST/raw/t10k-labels-idx1-ubyte"):
         (clone / "data" / name).touch()
     elsewhere = clone / "bin"
     assert set_up(clone, "--print-python", cwd=elsewhere) == (0, f"{clone.resolve()}/.venv/bin/python\n", "")

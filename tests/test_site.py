@@ -177,11 +177,11 @@ def test_pages_ask_nobody_and_hinder_nobody(documents, site, opened):
 
 
 def test_a_pasted_message_finds_its_entry(opened):
-    """Lines as people paste or describe them (tests/pasted_messages.toml): a message leads to its entries, and to no
+    """Lines as people paste or describe them (gallery/pasted_messages.toml): a message leads to its entries, and to no
     other; of a symptom these stand first."""
     page = opened("search.html?q=rank")
     page.wait_for_function("Search.hasIndex()")
-    lines, wrong = tomllib.loads((runner.ROOT / "tests/pasted_messages.toml").read_text()), {}
+    lines, wrong = tomllib.loads((runner.ROOT / "gallery/pasted_messages.toml").read_text()), {}
     for pasted in lines["message"] + lines["symptom"]:
         pages = page.evaluate("""query => Search._performSearch(...Search._parseQuery(query)).reverse()
             .map((page) => [page[0], page[4] > 2000])""", pasted["line"])

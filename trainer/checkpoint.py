@@ -78,8 +78,8 @@ def saved(state: Any, path: str | Path) -> Iterator[Path]:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
-        except RuntimeError as error:  # torch's word for a full disk
-            raise OSError(str(error).splitlines()[0]) from None
+        except RuntimeError as error:  # torch's own, as it closes a file that it could not write
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         yield part
     finally:
         part.unlink(missing_ok=True)

@@ -27,15 +27,14 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainer import files, launch
-
-if TYPE_CHECKING:
-    from trainer.options import Options
+from trainer.datasets import DATASETS
+from trainer.options import Options, check_sizes
 
 log = logging.getLogger("course")
 FOLDER = files.DATA
@@ -44,24 +43,6 @@ SHA256 = {  # `digest` of the arrays. CIFAR-10's, as binary batches, have the SH
     "cifar10": "9048fcbac9c08a64d57a7c5a5a66750a974ad4eab380914df129f7e223d823df",
     "mnist": "1e35582d42a90940c55b956deb61875c020b567ed20e3c5b174f52bf7809ed9b",
 }
-
-# shape: channels, height, width. sizes: training and test images. mean, std: by channel, of pixels scaled to 0..1.
-class DatasetInfo(NamedTuple):
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    sizes: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-_CIFAR10 = DatasetInfo(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-                       (3, 32, 32), (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-DATASETS = {
-    "cifar10": _CIFAR10,
-    "mnist": DatasetInfo(tuple("0123456789"), (1, 28, 28), (60_000, 10_000), (0.1307,), (0.3081,)),
-    "synthetic": _CIFAR10._replace(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
-}
-
 
 class OwnSet(torch.utils.data.Subset):
     """The first `count` items, or all, of a data set not in DATASETS; the module's docstring gives the contract.
@@ -161,16 +142,6 @@ def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> li
     return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
 
 
-def check_sizes(args: "Options", sizes: tuple[int, int], world_size: int) -> None:
-    """Set --samples and --test-samples to all that there are, where left out. ValueError where there are fewer."""
-    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
-    if args.samples > sizes[0] or args.test_samples > sizes[1]:
-        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
-                         f"{sizes[0]} and {sizes[1]} images")
-    if args.samples < world_size:
-        raise ValueError(f"--samples {args.samples} is less than the {world_size} ranks: each needs an image")
-
-
 def image_folder(folder: str | Path, size: int, train: bool) -> Any:
     """The images train/CLASS/* or val/CLASS/* of a folder: decoded when they are asked for, cut to `size` pixels a
     side, at random and mirrored for training, and normalised as ImageNet's. files.Refused where a class has none."""
@@ -186,7 +157,7 @@ def image_folder(folder: str | Path, size: int, train: bool) -> Any:
         raise files.Refused(f"{split}: {error}") from None
 
 
-def own_sets(args: "Options", placement: launch.Placement) -> tuple[OwnSet, OwnSet]:
+def own_sets(args: Options, placement: launch.Placement) -> tuple[OwnSet, OwnSet]:
     """(training set, test set) of a folder of images, or of FILE.py:NAME, as this rank sees them."""
     if Path(args.dataset).is_dir():
         parts = [image_folder(args.dataset, args.image_size or 224, train) for train in (True, False)]
@@ -202,7 +173,7 @@ def own_sets(args: "Options", placement: launch.Placement) -> tuple[OwnSet, OwnS
     return OwnSet(args.dataset, parts[0], args.samples), OwnSet(args.dataset, parts[1], args.test_samples)
 
 
-def load_own(args: "Options", placement: launch.Placement) -> tuple[OwnSet, OwnSet]:
+def load_own(args: Options, placement: launch.Placement) -> tuple[OwnSet, OwnSet]:
     """own_sets(). files.Refused, on all ranks, where a rank can have none or where two ranks' sets differ."""
     sets = facts = refusal = None
     try:
@@ -221,7 +192,7 @@ def load_own(args: "Options", placement: launch.Placement) -> tuple[OwnSet, OwnS
     return sets
 
 
-def load(args: "Options", placement: launch.Placement) -> "tuple[AnySet, AnySet]":
+def load(args: Options, placement: launch.Placement) -> "tuple[AnySet, AnySet]":
     """(training set, test set), the same on every rank: `auto` is what all nodes can have. files.Refused, on all of
     them, where a node can have none."""
     if args.dataset not in ("auto", *DATASETS):

@@ -34,6 +34,7 @@ from typing import (
 )
 
 from trainer import files
+from trainer.datasets import DATASETS
 
 if TYPE_CHECKING:
     from trainer.launch import Placement
@@ -82,9 +83,6 @@ def address(text: str) -> str:
     if not re.fullmatch(r".+\.py:\w+", text) or not Path(text.rpartition(":")[0]).is_file():
         raise argparse.ArgumentTypeError(f"{text!r} is not FILE.py:NAME of a file that is there")
     return text
-
-
-DATASETS = ("cifar10", "mnist", "synthetic")  # of trainer/data.py, which imports torch
 
 
 def dataset(text: str) -> str:
@@ -305,7 +303,7 @@ def resolve(args: Options) -> "Placement":
     """
     import torch
 
-    from trainer import data, launch
+    from trainer import launch
 
     placement = launch.find_placement(args.device, args.backend or "auto", ddp=args.strategy == "ddp")
     if args.strategy == "auto":
@@ -353,7 +351,7 @@ def resolve(args: Options) -> "Placement":
         raise ValueError(f"--image-size is for a folder of images, and --dataset is {args.dataset}: leave it out")
     args.image_size = args.image_size or 224
     if name in DATASETS:  # of another set the sizes are known when it is loaded
-        data.check_sizes(args, data.DATASETS[name].sizes, placement.world_size)
+        check_sizes(args, DATASETS[name].sizes, placement.world_size)
         if not data_file.is_file():
             files.check_writable("--data-path", args.data_path)
     if args.tracker is not None:
@@ -364,6 +362,16 @@ def resolve(args: Options) -> "Placement":
         args.channels_last = placement.device.type == "cpu"
     args.device, args.backend = placement.device.type, placement.backend if args.strategy == "ddp" else None
     return placement
+
+
+def check_sizes(args: Options, sizes: tuple[int, int], world_size: int) -> None:
+    """Set --samples and --test-samples to all that there are, where left out. ValueError where there are fewer."""
+    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
+    if args.samples > sizes[0] or args.test_samples > sizes[1]:
+        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
+                         f"{sizes[0]} and {sizes[1]} images")
+    if args.samples < world_size:
+        raise ValueError(f"--samples {args.samples} is less than the {world_size} ranks: each needs an image")
 
 
 def check_outputs(outputs: dict[str, str | None], taken: dict[Path, str]) -> None:

@@ -328,7 +328,8 @@ def agree(theirs: dict[str, Any], ours: dict[str, Any], path: Path) -> None:
 def settle_buckets(model: nn.Module, loader: DataLoader, device: torch.device, bf16: bool) -> None:
     """DDP orders its buckets anew after its first step, and summing in another order changes the last bits. A run that
     resumes takes that step before it loads its weights, so that it ends with the weights of an undisturbed run."""
-    images, labels = (part.to(device) for part in next(iter(loader)))
+    here = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)  # leaves the workers alone
+    images, labels = (part.to(device) for part in next(iter(here)))
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         loss = cross_entropy(model(images), labels)
     loss.backward()

@@ -16,8 +16,8 @@ from course.lesson import ROOT, some
 from course.on_ranks import Measurement
 from lessons.l06b_ddp_traps.capstone_rank import TEST, TRAIN, watch
 
-PROGRAMS = ROOT / "scripts"
-BATCH, LR = 64, 0.01  # minimal.py's: images of an update, learning rate
+PROGRAMS = ROOT / "examples"
+BATCH, LR = 96, 0.01  # minimal.py's: images of an update, learning rate
 NAMES = [f"{layer}.{name}" for layer in (0, 3, 7) for name in ("bias", "weight")]  # of its state_dict
 LIMIT = 20  # seconds that a rank may run without meeting another
 GPUS = 2  # of each pretended machine
@@ -92,7 +92,7 @@ def cases(ranks, gpus, where):
     yield Case(all(rank["met"] for rank in ranks), True, f"{where}, the processes never met. Each trains alone. "
                "dist.init_process_group() makes them ranks of one group.")
     yield Case(all(rank["batches"] for rank in ranks), True, f"{where}, a rank trained on no image of "
-               "data.get_dataset. Every rank must train on these images, unchanged, so that the check recognises them.")
+               "MNIST. Every rank must train on these images, unchanged, so that the check recognises them.")
     yield from wrapping_cases(ranks, where)
     epochs = range(1 + max(batch["epoch"] for rank in ranks for batch in rank["batches"]))
     batches = [[[batch for batch in rank["batches"] if batch["epoch"] == epoch] for rank in ranks] for epoch in epochs]

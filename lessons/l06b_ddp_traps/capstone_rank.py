@@ -1,7 +1,7 @@
 """Watches one rank of a learner's program, for capstone.py: which images it trains on and tests, what it prints and
 saves, and where it waits for other ranks.
 
-The program runs unchanged, except that data.get_dataset gives two small sets, and that each collective first asks every
+The program runs unchanged, except that torchvision's MNIST is two small sets, and that each collective first asks every
 rank whether it calls the same one. So ranks that would wait forever are found at once, with the place of each.
 
 With gpus > 0 the check pretends that each machine has so many GPUs: what the program sends to a GPU stays on the CPU,
@@ -25,18 +25,18 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torchvision
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from course import shortcuts
 from course.one_model import flat_gradient, flat_weights
-from trainer import data
 
-TRAIN, TEST = 151, 23  # images: neither 2 nor 3 ranks can share them equally
+TRAIN, TEST = 223, 23  # images: neither 2 nor 3 ranks can share them equally
 WAIT = 30  # seconds that a rank waits for the others: longer than a rank may show no sign of life
 COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "barrier",
                "broadcast", "broadcast_object_list", "gather", "gather_object", "init_process_group", "reduce",
@@ -54,14 +54,14 @@ class NoSignOfLife(BaseException):
 
 
 def small_sets():
-    """Training and test ImageSet of noise. Class 3 is the most frequent, so that the first steps learn something; in
+    """A training and a test set of noise. Class 3 is the most frequent, so that the first steps learn something; in
     the test set it is placed so that no two shards have the same share of it."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (TRAIN + TEST, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    images = torch.rand(TRAIN + TEST, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (TRAIN + TEST,), generator=generator)
     labels[:TRAIN][torch.rand(TRAIN, generator=generator) < 0.6] = 3
     labels[TRAIN:] = torch.tensor([3 if place % 2 == 0 or place < 8 else place % 3 for place in range(TEST)])
-    return [data.ImageSet("synthetic", images[part], labels[part]) for part in (slice(TRAIN), slice(TRAIN, None))]
+    return [TensorDataset(images[part], labels[part]) for part in (slice(TRAIN), slice(TRAIN, None))]
 
 
 def watch(program, context, gpus, limit):
@@ -74,6 +74,7 @@ def watch(program, context, gpus, limit):
                    "LOCAL_WORLD_SIZE": str(gpus or context.world_size), "GROUP_RANK": str(machine),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "CUDA_VISIBLE_DEVICES": ""}
     os.chdir(context.folder)
+    sys.argv = [program.args[0]]  # of this process they are those of the check
     # A DataLoader's workers start as in any program, and not as this process did, which would run the program again.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     watcher = Watcher(program.args[0], context, gpus, limit)
@@ -93,7 +94,7 @@ class Watcher:
         self.path, self.context, self.gpus, self.limit = path, context, gpus, limit
         self.sets = small_sets()
         self.known = {image_key(image): (split, number) for split, images in enumerate(self.sets)
-                      for number, image in enumerate(images.__getitems__(range(len(images)))[0])}
+                      for number, image in enumerate(images.tensors[0])}
         self.meetings = self.update = self.loops = self.depth = self.current_gpu = 0
         self.epoch = self.training_loop = -1
         self.model = self.reference = self.gradient = self.images = None
@@ -103,7 +104,7 @@ class Watcher:
     @contextmanager
     def watching(self):
         replaced = [(dist, name, partial(self.collective, name)) for name in COLLECTIVES]
-        replaced += [(torch, "save", self.save), (data, "get_dataset", lambda *args, **kwargs: list(self.sets))]
+        replaced += [(torch, "save", self.save), (torchvision.datasets, "MNIST", self.mnist)]
         if self.gpus:
             replaced += self.gpu_functions()
         with ExitStack() as stack:
@@ -230,7 +231,7 @@ class Watcher:
         if self.depth or not self.images or not isinstance(output, torch.Tensor):
             return
         split, numbers = self.images
-        output, labels = output.detach(), self.sets[split].labels[numbers]
+        output, labels = output.detach(), self.sets[split].tensors[1][numbers]
         if split == 1:
             hits = (output.argmax(1) == labels).int().tolist()
             self.facts["tests"].append({"epoch": self.epoch, "hits": list(zip(numbers, hits, strict=True))})
@@ -246,6 +247,9 @@ class Watcher:
     def loop(self, begin, loader):
         self.loops += 1
         return begin(loader)
+
+    def mnist(self, function, root, train=True, *args, **kwargs):
+        return self.sets[0 if train else 1]
 
     def save(self, save, saved, file, *args, **kwargs):
         self.facts["saves"].append(list(map(str, saved)) if isinstance(saved, dict) else [])
@@ -264,7 +268,7 @@ class Watcher:
             return
         before, weights = flat_weights(self.reference)[::97], torch.tensor(weights)
         self.facts["apart"] = ((weights - weights[0]).norm(dim=1).max() / (weights[0] - before).norm()).item()
-        pixels, labels = self.sets[0].__getitems__(sum(images, []))
+        pixels, labels = self.sets[0][sum(images, [])]
         self.reference.zero_grad()
         cross_entropy(self.reference(pixels), labels).backward()
         right = flat_gradient(self.reference)

@@ -10,11 +10,13 @@ from matplotlib.ticker import MaxNLocator
 
 from course import processes
 from course.plots.style import COLOURS, MARKERS, PALE, darker, halo, head, write_in
+from gallery.table import read_patients
 
 
-def losses(script: str) -> dict[int, list[float]]:
-    """{epoch: losses of its batches} that a script prints, in lines such as "losses of epoch 0: 0.15 0.26"."""
-    printed = processes.said(f"python scripts/broken/{script}.py")
+def losses(form: str) -> dict[int, list[float]]:
+    """{epoch: losses of its batches} that patient 4's "broken" or "repaired" program prints, in lines such as "losses
+    of epoch 0: 0.15 0.26"."""
+    printed = processes.said(read_patients()[4].command(form))
     return {int(epoch): [float(loss) for loss in values.split()]
             for epoch, values in re.findall(r"^losses of epoch (\d+): (.+)$", printed, re.MULTILINE)}
 

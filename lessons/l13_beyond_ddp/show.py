@@ -1,23 +1,18 @@
-"""Lesson 13: what the ways of sharing out a model trained and held, which rank has which piece, and a map of which way
-to choose.
+"""Lesson 13: what the ways of sharing out a model trained and held, and which rank has which piece.
 
 `results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `zero1` that of shard_optimizer.py. Predictions are
 those of course/memory.py.
 """
 
-import math
 from statistics import median
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
-from course import memory
 from course.compare import ratio
 from course.plots.style import (
     COLOURS,
@@ -26,7 +21,6 @@ from course.plots.style import (
     ROOM,
     bare,
     colour_of,
-    halo,
     handles,
     key_below,
     name_rows,
@@ -40,8 +34,6 @@ NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2",
          "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B", "mine": "pipeline, your order"}
 COLLECTIVES = dict(zip(("all_reduce", "broadcast", "reduce_scatter", "all_gather", "other"),
                        [*(COLOURS[i] for i in (6, 1, 4, 3)), GREY], strict=True))
-WAITS = "mostly waits"  # even the best way: fewer devices would do
-WAYS = dict(zip([*memory.WAYS, WAITS], [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4, 1)), "#8C8C8C"], strict=True))
 
 # ------------------------------------------------------------------------------------------------ tables
 
@@ -227,66 +219,6 @@ def orders(steps: dict[str, list[dict]], unit: str) -> Figure:
                               for title, events in steps.items()})
     axes[-1].set_xlabel(unit)
     return axes[0].figure
-
-
-def maps(links: dict[str, float], devices: list[int], parameters: list[float], yours: tuple[int, float]) -> Figure:
-    """The way that `memory.choose` takes by devices and parameters, a map for each link; WAITS where a step of that way
-    is mostly waiting.
-
-    `links`: {title: bytes a second of each device to other nodes}; `yours`: (devices, parameters) to be marked.
-    """
-    fig, axes = plt.subplots(1, len(links), figsize=(10 * len(links), 10), sharey=True, squeeze=False)
-    used = set()
-    for ax, (title, between) in zip(axes[0], links.items(), strict=True):
-        plans = [[memory.choose(size, memory.Cluster(count, between=between))[0] for count in devices]
-                 for size in parameters]
-        ways = [[plan and (plan.way if plan.compute > plan.seconds / 2 else WAITS) for plan in row] for row in plans]
-        chart(ways, devices, parameters, ax, title)
-        used |= {way for row in ways for way in row}
-        x, y = (np.interp(math.log(mine), np.log(all_of_them), range(len(all_of_them))) + 0.5
-                for mine, all_of_them in zip(yours, (devices, parameters), strict=True))
-        ax.plot(x, y, "o", markersize=8, markerfacecolor="black", markeredgecolor="white", markeredgewidth=2)
-        aside = 60 if y < len(parameters) / 2 else -75  # the mark's neighbours stay to be seen, and the title
-        ax.annotate("yours", (x, y), (0, aside), textcoords="offset points", fontweight="bold", path_effects=halo(),
-                    ha="center", arrowprops={"arrowstyle": "-", "linewidth": 2, "shrinkB": 6})
-    axes[0, 0].set_ylabel("parameters")
-    key_below(fig, {way: colour for way, colour in WAYS.items() if way in used})
-    fig.suptitle("The simplest way that fits and is fast enough (predicted)", x=0.01, ha="left", fontweight="bold")
-    return fig
-
-
-def chart(ways: list[list], devices: list[int], parameters: list[float], ax: Axes, title: str) -> Axes:
-    """The map of `ways`, [parameters][devices] -> name or None: a cell's colour is the way, white does not fit. A large
-    region has its name in it."""
-    names = [None, *WAYS]
-    numbers = np.array([[names.index(way) for way in row] for row in ways])
-    colours = ListedColormap(["white", *WAYS.values()])
-    ax.pcolormesh(range(len(devices) + 1), range(len(parameters) + 1), numbers, cmap=colours, vmin=0,
-                  vmax=len(names) - 1, edgecolors="white", linewidth=0.5)
-    for number, name in enumerate(names):
-        region = np.pad(numbers == number, 1)  # the map ends at its edges
-        if region.sum() > 12:
-            row, column = middle(region)
-            text = (name or "does not fit").replace(" + ", "\n+ ")
-            ax.text(column - 0.5, row - 0.5, text, ha="center", va="center",
-                    fontweight="bold", fontsize=15, rotation=90 if region[row].sum() == 1 else 0,
-                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"})
-    ax.set_xticks([x + 0.5 for x in range(0, len(devices), 2)], [f"{count:,}" for count in devices[::2]])
-    marks = [(i, size) for i, size in enumerate(parameters) if abs(math.log10(size) % 1) < 1e-6]
-    ax.set_yticks([i + 0.5 for i, _ in marks], [short(size) for _, size in marks])
-    ax.grid(visible=False)
-    ax.set(xlabel="devices", title=title)
-    return ax
-
-
-def middle(region: np.ndarray) -> np.ndarray:
-    """(row, column) of the cell of a region that is farthest from all outside it, so that a name there stands inside;
-    of several the one nearest to the region's mean."""
-    inside, outside = np.argwhere(region), np.argwhere(~region)
-    sides = np.array([0.5, 1])  # rows are half as far as columns, for a name is broad
-    room = (abs(inside[:, None] - outside) * sides).max(axis=2).min(axis=1)
-    off = (abs(inside - inside.mean(axis=0)) * sides).sum(axis=1)
-    return inside[np.lexsort((off, -room))[0]]
 
 
 def short(number: float) -> str:

@@ -1,15 +1,8 @@
-"""memory.py and its command: the figures of the papers, and its choice. test_beyond_ddp.py counts on ranks."""
-
-import subprocess
-import sys
+"""memory.py: the figures of the papers. test_beyond_ddp.py counts on ranks."""
 
 import pytest
 
 from course import memory as model
-from tests import runner
-
-MAP = [(parameters, devices) for parameters in (1e8, 1e9, 5e9, 7e9, 30e9, 70e9, 4e11)
-       for devices in (1, 2, 8, 64, 1024)]
 
 
 def gigabytes(*arguments):
@@ -31,13 +24,6 @@ def test_zero_1_as_pytorch_has_it_keeps_float32_weights_and_gradients_whole():
                       "ZeRO-2 in the paper": 3.75, "ZeRO-3: FSDP": 2}
     whole = {way: sum(row.values()) for way, row in rows.items()}
     assert whole["ZeRO-1 as PyTorch has it"] > 80e9 > whole["ZeRO-1 in the paper"] > whole["ZeRO-3: FSDP"]
-    assert "ZeRO-1" not in model.choose(7e9, model.Cluster(8))[1]
-
-
-def test_zero_1_as_pytorch_has_it_sends_the_parameters_after_the_update():
-    plans = [model.plan(1e9, way, model.Cluster(8), 64, 8, "attention") for way in ("DDP", "ZeRO-1")]
-    assert plans[1].communication - plans[0].communication == pytest.approx(4 * 1e9 * 7 / 8 / 450e9)
-    assert plans[0].communication == 0, "behind backward"
 
 
 def test_autocast_keeps_a_copy_of_each_weight_until_backward():
@@ -80,73 +66,3 @@ def test_chunks_are_those_of_torch(rows, ranks):
 
     chunks = [len(chunk) for chunk in torch.zeros(rows).chunk(ranks)]
     assert [model.rows((rows, 5), rank, ranks)[0] for rank in range(ranks)] == chunks + [0] * (ranks - len(chunks))
-
-
-# ------------------------------------------------------------------------------------------------ which way
-
-
-@pytest.fixture(scope="module")
-def chosen():
-    return {cell: model.choose(cell[0], model.Cluster(cell[1])) for cell in MAP}
-
-
-def test_the_choice_fits_uses_all_devices_and_is_nearly_the_fastest(chosen):
-    ways = list(model.WAYS)
-    for (_, devices), (plan, fits) in chosen.items():
-        assert (plan is None) == (not fits)
-        for each in fits.values():
-            assert sum(each.bytes.values()) <= 72e9
-            assert each.data * each.tensor * each.pipeline == devices
-        if plan:
-            limit = 1.35 * min(each.seconds for each in fits.values())
-            assert plan.seconds <= limit
-            simpler = [fits[way] for way in ways[:ways.index(plan.way)] if way in fits]
-            assert all(each.seconds > limit for each in simpler)
-
-
-def test_the_model_that_does_not_fit_in_ddp_does_when_it_is_shared_out(chosen):
-    assert chosen[7e9, 1][0] is None
-    assert "DDP" not in chosen[7e9, 8][1] and "FSDP" in chosen[7e9, 8][1]
-    assert chosen[1e8, 8][0].way == "DDP" and chosen[1e8, 1][0].way == "one device"
-    assert {plan.way for plan, _ in chosen.values() if plan} >= {"one device", "DDP", "ZeRO-1", "FSDP"}
-
-
-def test_a_pipeline_is_for_slow_links_and_small_models_stay_with_ddp_there():
-    slow = model.Cluster(128, between=100e9 / 8 / 8)
-    assert [model.choose(size, slow)[0].way for size in (1e8, 3e11)] == ["DDP", "TP + PP + ZeRO-1"]
-
-
-def test_more_devices_than_sequences_share_out_more_than_the_batch():
-    assert [model.choose(1e9, model.Cluster(devices))[0].way for devices in (1024, 2048)] == ["DDP", "TP + FSDP"]
-
-
-def test_slow_links_make_fsdp_slower_and_leave_a_node_alone():
-    fast, slow = ({devices: model.choose(7e9, model.Cluster(devices, between=between))[1]["FSDP"].seconds
-                   for devices in (8, 64)} for between in (50e9, 1e9))
-    assert slow[64] > fast[64] and slow[8] == fast[8]
-
-
-# ------------------------------------------------------------------------------------------------ the command
-
-
-RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-
-
-def run(*arguments, code=RUN):
-    return subprocess.run([sys.executable, "-c", code, "scripts/measure/predict_memory.py", *map(str, arguments)],
-                          cwd=runner.ROOT, capture_output=True, text=True, timeout=60)
-
-
-def test_command_prints_the_choice_and_needs_no_torch():
-    done = run("--parameters", 7e9, "--devices", 8, code=f"import sys; sys.modules['torch'] = None; {RUN}")
-    assert done.returncode == 0, done.stderr
-    (taken,) = [line for line in done.stdout.splitlines() if "take this" in line]
-    plan, _ = model.choose(7e9, model.Cluster(8))
-    assert taken.startswith(plan.way) and f"{sum(plan.bytes.values()) / 1e9:.1f}" in taken
-    assert "nothing fits" in run("--parameters", 7e9, "--devices", 1).stdout
-
-
-def test_devices_that_do_not_fill_a_node_are_refused_in_one_line():
-    done = run("--parameters", 7e9, "--devices", 12)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert "do not fill nodes of 8" in done.stderr

@@ -25,7 +25,7 @@ from course.exercise import Case, edited, exercise
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
 from course.sent import Sent
-from lessons.l16_language_model import minimal_gpt, minimal_gpt_ddp
+from examples import minimal_gpt, minimal_gpt_ddp
 
 UPDATES, CONTEXT, WINDOWS = 3, 8, 5  # windows of held-out text: neither 2 nor 3 ranks can share them equally
 NEAR = 1e-6  # relative, of float64: rounding is far below, each mistake far above
@@ -100,7 +100,8 @@ class Watch:
 
     def forward(self, module, inputs):
         self.wrapped |= isinstance(module, DistributedDataParallel)
-        if isinstance(module, minimal_gpt.GPT) and torch.is_grad_enabled():
+        is_gpt = any(each.__name__ == "GPT" for each in type(module).__mro__)  # each program has a class of its own
+        if is_gpt and torch.is_grad_enabled():
             if self.model is None:
                 self.model, self.first = module, flat(module.parameters())
             self.parts += 1
@@ -243,7 +244,12 @@ def mistake(edits):
 SHARE, DRAWN, STEP = "begins[rank::ranks].chunk", "(args.batch,)", "        schedule.step()\n"
 WRAPPED = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
 SYNC, NO_SYNC = "if last or args.fsdp", " else wrapped.no_sync()"
-SHARD = "    if args.fsdp:\n        for part in (*model.blocks, model):\n            fully_shard(part)\n"
+SHARD = (
+    "    if args.fsdp:\n"
+    "        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None)"
+    "  # halves what is gathered\n"
+    "        for part in (*model.blocks, model):  # a block's weights are gathered together; the rest with the model\n"
+    "            fully_shard(part, mp_policy=policy)\n")
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of the mean gradient"
 OWN_WEIGHTS = {"manual_seed(0)  # the": "manual_seed(rank)  # the"}
 OWN = {"crops = torch.Generator().manual_seed(0)": "crops = torch.Generator().manual_seed(rank)"}
@@ -280,15 +286,15 @@ MISTAKES = {
                                 "    total /= held_out[rank::ranks, 1:].numel()\n    dist.all_reduce(total)\n"
                                 "    return total.item() / ranks"}),
     "The training loss that you print is that of rank 0's crops. Average it over the ranks, as you print it for all.":
-        mistake({"            dist.all_reduce(loss)\n": "            loss = loss * ranks\n"}),
+        mistake({"            dist.all_reduce(loss)\n": "            loss *= ranks\n"}),
     "Every rank prints. Let rank 0 print alone, what is true of all.":
-        mistake({"            if rank == 0:\n                tell": "            if True:\n                tell"}),
+        mistake({"            if rank == 0:\n                print": "            if True:\n                print"}),
     "Every rank writes the file, at the same time. Let rank 0 write.":
-        mistake({"    if rank == 0:\n        tell(written)": "    if True:\n        tell(written)"}),
+        mistake({"    if rank == 0:\n        print(written)": "    if True:\n        print(written)"}),
     "The output layer got a weight of its own, so that the model has other parameters and learns otherwise. "
     "head.weight and embedding.weight must stay one parameter: wrap or shard the model that GPT() has made.":
-        mistake({"GPT(args.context, args.width).to(args.device)\n":
-                 "GPT(args.context, args.width).to(args.device)\n"
+        mistake({"GPT(args.context, args.width, args.layers).to(args.device)\n":
+                 "GPT(args.context, args.width, args.layers).to(args.device)\n"
                  "    model.head.weight = nn.Parameter(model.embedding.weight.detach().clone())\n"}),
 }
 HINT = (

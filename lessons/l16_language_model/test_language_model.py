@@ -9,13 +9,13 @@ from lessons.l16_language_model import check, show
 from tests import runner
 
 FOLDER = "lessons/l16_language_model"
-SMALL = ["--text", "TROUBLESHOOTING.md", "--width", 32, "--updates", 30, "--report", 10, "--write", 20]
+SMALL = ["--text", "TROUBLESHOOTING.md", "--width", 32, "--batch", 16, "--updates", 30, "--report", 10, "--write", 20]
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    done = runner.run(0, *SMALL, "--save", folder / "one.pt", script=f"{FOLDER}/minimal_gpt.py")
+    done = runner.run(0, *SMALL, "--save", folder / "one.pt", script="examples/minimal_gpt.py")
     assert done.returncode == 0, done.stderr
     return done.stdout, torch.load(folder / "one.pt", weights_only=True)
 
@@ -28,7 +28,7 @@ def test_the_loss_falls_from_that_of_a_guess(one):
 
 @pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
 def test_two_ranks_train_what_one_process_trains_and_the_doctor_finds_nothing(options, one, tmp_path):
-    done = runner.run(2, "doctor", f"{FOLDER}/minimal_gpt_ddp.py", *SMALL, *options, "--save", tmp_path / "two.pt",
+    done = runner.run(2, "doctor", "examples/minimal_gpt_ddp.py", *SMALL, *options, "--save", tmp_path / "two.pt",
                       script="-m")
     assert done.returncode == 0 and "doctor: nothing found." in done.stdout + done.stderr, done.stderr
     assert show.apart(one[0], done.stdout) < 0.002, "in float32"

@@ -27,7 +27,7 @@ from course import rank_program, shortcuts
 from course.rank_program import meet
 from course.sent import Sent
 from course.timing import interleave
-from lessons.l16_language_model import minimal_gpt
+from examples import minimal_gpt
 from trainer import files, launch
 from trainer.options import positive
 
@@ -97,7 +97,7 @@ def product(alone):
 
 
 def measure(args):
-    learnt, _ = minimal_gpt.text(args)
+    learnt, _ = minimal_gpt.read_text(args)
     trainings = {way: Training(way, args, learnt) for way in WAYS if way != "wrapper" or args.wrapper}
     sent, weights = {}, {}
     for way, training in trainings.items():

@@ -238,7 +238,7 @@ lesson.code(nn.DataParallel.forward)
 # `DataParallel` moves the pieces of the batch itself.
 #
 # Tutorials write `print(x.shape, x.device)` into `forward`. A hook, a function that PyTorch calls before `forward`,
-# notes the same. On two GPUs ([Kaggle](../site/pages/kaggle.md) lends them) look here: it ought to note two calls, with
+# notes the same. On two GPUs ([Kaggle](../site/pages/systems.md) lends them) look here: it ought to note two calls, with
 # half of the rows each.
 
 # %%

@@ -52,7 +52,7 @@ steps = 10  # updates of each training run
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs, so that everybody sees the same. (On two
-# GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, the table on BatchNorm has a row for PyTorch's own
+# GPUs, as [Kaggle](../site/pages/systems.md) lends them, the table on BatchNorm has a row for PyTorch's own
 # `SyncBatchNorm`, and each rank of the capstone takes a GPU.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -328,10 +328,10 @@ lesson.table(rows)
 #
 # **A good place for a break.** What follows is an hour's work of its own.
 #
-# `scripts/minimal.py` trains a small network in one process. Nothing of it is hidden:
+# `examples/minimal.py` trains a small network in one process. Nothing of it is hidden:
 
 # %%
-# !cat scripts/minimal.py
+# !cat examples/minimal.py
 
 # %% [markdown]
 # **The task.** Make of it a program that `torchrun` can start as 1, 2, 3 or more ranks, on one machine or on several,
@@ -346,20 +346,20 @@ lesson.table(rows)
 #   the accuracy over all test images, each counted once.
 # - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
 #
-# Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson, and in
+# Leave the images of `MNIST`, the network and `EPOCHS` as they are. All that you need stands in this lesson, and in
 # [03](03_processes_and_ranks.ipynb) (process group, device), [05](05_distributed_sampler.ipynb) and [06](06_ddp.ipynb).
 # The next cell makes a copy to begin with (and never writes over yours). Open `results/live/06b_program.py` from
 # JupyterLab's file browser, change it, and save it. A good order: the process group; sampler and batch size; the
 # device; the model in DDP; sums over all ranks; printing and saving.
 
 # %%
-# !test -e results/live/06b_program.py || cp scripts/minimal.py results/live/06b_program.py
+# !test -e results/live/06b_program.py || cp examples/minimal.py results/live/06b_program.py
 
 # %% [markdown]
 # Start it yourself: take away the first `# `.
 
 # %%
-# # !torchrun --nproc_per_node=2 results/live/06b_program.py
+# # !torchrun --nproc_per_node=2 results/live/06b_program.py --data {data.FOLDER}
 
 # %% [markdown]
 # Before you change anything, two ranks print two lines per epoch. (Why?)

@@ -73,7 +73,7 @@ batches = "64 128 256 512 1024 2048"  # images of an update, for that search
 # core. So every process below has one thread.
 #
 # (A core is what the operating system counts as a core. Two of them may be the two threads of one core of the chip.
-# Then two ranks cannot be twice as fast. On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at one and
+# Then two ranks cannot be twice as fast. On two GPUs, as [Kaggle](../site/pages/systems.md) lends them, look at one and
 # two ranks: four and eight ranks share the GPUs over `gloo`, and take turns.)
 
 # %%

@@ -324,7 +324,7 @@ lesson.code(spawn_mnist.be_rank)
 # differ from this one in *what* they train. How their processes start and meet is the same.
 #
 # (`--no-channels-last`: `main.py` then lays out images in memory as `spawn_mnist.py` does. On two GPUs, as
-# [Kaggle](../site/pages/kaggle.md) lends them, leave out `--device cpu`: each process has a GPU, and NCCL carries the
+# [Kaggle](../site/pages/systems.md) lends them, leave out `--device cpu`: each process has a GPU, and NCCL carries the
 # gradients.)
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?

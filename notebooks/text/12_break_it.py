@@ -44,7 +44,8 @@ from pathlib import Path
 
 from torch.utils.data import DistributedSampler
 
-from lessons.l12_break_it import check, gallery_table, hang, show
+from gallery import table as gallery_table
+from lessons.l12_break_it import check, hang, show
 
 # %% tags=["parameters"]
 until = 8  # patients that come today, 1 to 8
@@ -58,8 +59,8 @@ many = 64  # ranks of the large job, a multiple of 8
 #
 # 1. read the **script**, and see the **symptom**, as its user sees it;
 # 2. **guess** the cause, from the table of suspects below;
-# 3. run the **diagnosis**: a measurement that decides. (`gallery.py look N PATTERN` shows the lines of patient N's
-#    output that match the pattern, as `grep -E` does.)
+# 3. run the **diagnosis**: a measurement that decides. (`python -m gallery look N PATTERN` shows the lines of patient
+#    N's output that match the pattern, as `grep -E` does.)
 # 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
 #
 # Each suspect links to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open the entries when you are in
@@ -82,7 +83,7 @@ lesson.table([{"suspects": links[row], " ": links[row + height], "  ": links[row
 # first task runs beside the second. The rest of the line waits for both.) The first patient is an easy one.
 
 # %%
-# !python scripts/broken/gallery.py patient 1 --until {until}
+# !python -m gallery patient 1 --until {until}
 
 # %% [markdown]
 # **Guess.** Write the suspect's number, as text.
@@ -94,11 +95,11 @@ my_guess_1 = None  # a number of the table, such as "9a"
 # **Diagnosis.** Each task prints where it expects to meet the others:
 
 # %%
-# !python scripts/broken/gallery.py look 1 "^task" --until {until}
+# !python -m gallery look 1 "^task" --until {until}
 lesson.predicted(my_guess_1, patients[1].number)
 
 # %%
-# !python scripts/broken/gallery.py repair 1 --until {until}
+# !python -m gallery repair 1 --until {until}
 
 # %% [markdown]
 # Processes meet at **one** address and port, which all of them must be told (lesson
@@ -110,7 +111,7 @@ lesson.predicted(my_guess_1, patients[1].number)
 # Below is rank 0's message. Rank 1 prints the same, and torchrun adds a report of its own.
 
 # %%
-# !python scripts/broken/gallery.py patient 2 --until {until}
+# !python -m gallery patient 2 --until {until}
 
 # %%
 my_guess_2 = None  # a number of the table, as text
@@ -120,12 +121,12 @@ my_guess_2 = None  # a number of the table, as text
 # name the missing gradients:
 
 # %%
-# !TORCH_DISTRIBUTED_DEBUG=INFO python scripts/broken/gallery.py patient 2 \
+# !TORCH_DISTRIBUTED_DEBUG=INFO python -m gallery patient 2 \
 #     --lines "did not receive grad" --until {until}
 lesson.predicted(my_guess_2, patients[2].number)
 
 # %%
-# !python scripts/broken/gallery.py repair 2 --until {until}
+# !python -m gallery repair 2 --until {until}
 
 # %% [markdown]
 # DDP starts the all-reduce of a bucket when all its gradients are there. One gradient that never comes keeps the bucket
@@ -141,7 +142,7 @@ lesson.predicted(my_guess_2, patients[2].number)
 # minutes: lesson [03](03_processes_and_ranks.ipynb).)
 
 # %%
-# !python scripts/broken/gallery.py patient 3 --until {until}
+# !python -m gallery patient 3 --until {until}
 
 # %% [markdown]
 # The message of a timeout says that a rank waited, not why. At least three suspects look like this.
@@ -156,7 +157,7 @@ my_guess_3 = None  # a number of the table, as text
 # error after the timeout, with its number. Which line of the script is rank 0 in, and which is rank 1 in?
 
 # %%
-# !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
+# !python -m gallery look 3 "File .train.py" --until {until}
 
 # %% [markdown]
 # Which hang is it? Find its row:
@@ -166,7 +167,7 @@ lesson.table(gallery_table.hangs(page))
 
 # %%
 lesson.predicted(my_guess_3, patients[3].number)
-# !python scripts/broken/gallery.py repair 3 --until {until}
+# !python -m gallery repair 3 --until {until}
 
 # %% [markdown]
 # The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Some
@@ -306,7 +307,7 @@ lesson.figure("A square is a rank, a row a node. The colour is the collective in
 # up and down at the same places in each epoch, although I shuffle."
 
 # %%
-# !python scripts/broken/gallery.py patient 4 --until {until}
+# !python -m gallery patient 4 --until {until}
 
 # %%
 my_guess_4 = None  # a number of the table, as text
@@ -315,11 +316,11 @@ my_guess_4 = None  # a number of the table, as text
 # **Diagnosis.** The script also prints the images that rank 0 takes, epoch by epoch:
 
 # %%
-# !python scripts/broken/gallery.py look 4 "rank 0 sees" --until {until}
+# !python -m gallery look 4 "rank 0 sees" --until {until}
 
 # %%
 lesson.predicted(my_guess_4, patients[4].number)
-# !python scripts/broken/gallery.py repair 4 --until {until}
+# !python -m gallery repair 4 --until {until}
 
 # %% [markdown]
 # `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs itself. So rank 0 also sees the same half
@@ -327,8 +328,8 @@ lesson.predicted(my_guess_4, patients[4].number)
 
 # %%
 show.rhythm({
-    "Nobody calls set_epoch": show.losses("set_epoch"),
-    "set_epoch before each epoch": show.losses("set_epoch_repaired"),
+    "Nobody calls set_epoch": show.losses("broken"),
+    "set_epoch before each epoch": show.losses("repaired"),
 })
 lesson.figure("A point is a batch. Without set_epoch each epoch has the same batches in "
               "the same order, and the loss has a rhythm. If you see one, print the "
@@ -340,7 +341,7 @@ lesson.figure("A point is a batch. Without set_epoch each epoch has the same bat
 # "The same weights, the same test set. With one process I get one accuracy, with two ranks another."
 
 # %%
-# !python scripts/broken/gallery.py patient 5 --until {until}
+# !python -m gallery patient 5 --until {until}
 
 # %%
 my_guess_5 = None  # a number of the table, as text
@@ -354,7 +355,7 @@ my_guess_5 = None  # a number of the table, as text
 
 # %%
 lesson.predicted(my_guess_5, patients[5].number)
-# !python scripts/broken/gallery.py repair 5 --until {until}
+# !python -m gallery repair 5 --until {until}
 
 # %% [markdown]
 # One image counts twice, so that the shards are equally long. In training this does little harm. An evaluation must
@@ -367,7 +368,7 @@ lesson.predicted(my_guess_5, patients[5].number)
 # weights, sums them up in one number. Equal weights have equal norms.)
 
 # %%
-# !python scripts/broken/gallery.py patient 6 --until {until}
+# !python -m gallery patient 6 --until {until}
 
 # %% [markdown]
 # Two suspects fit: the weights were different from the start, or the gradients are not averaged.
@@ -380,11 +381,11 @@ my_guess_6 = None  # a number of the table, as text
 # a communication hook, `model.register_comm_hook`.)
 
 # %%
-# !python scripts/broken/gallery.py look 6 "after 0|all-reduces" --until {until}
+# !python -m gallery look 6 "after 0|all-reduces" --until {until}
 lesson.predicted(my_guess_6, patients[6].number)
 
 # %%
-# !python scripts/broken/gallery.py repair 6 --until {until}
+# !python -m gallery repair 6 --until {until}
 
 # %% [markdown]
 # It is DDP's `forward` that prepares the all-reduce. `model.module` is the model without DDP: for saving and for
@@ -395,7 +396,7 @@ lesson.predicted(my_guess_6, patients[6].number)
 # "The loss that my run prints is far better than what one process finds."
 
 # %%
-# !python scripts/broken/gallery.py patient 7 --until {until}
+# !python -m gallery patient 7 --until {until}
 
 # %%
 my_guess_7 = None  # a number of the table, as text
@@ -404,11 +405,11 @@ my_guess_7 = None  # a number of the table, as text
 # **Diagnosis.** Let **each** rank print its loss, and its number of images:
 
 # %%
-# !python scripts/broken/gallery.py look 7 "^rank" --until {until}
+# !python -m gallery look 7 "^rank" --until {until}
 lesson.predicted(my_guess_7, patients[7].number)
 
 # %%
-# !python scripts/broken/gallery.py repair 7 --until {until}
+# !python -m gallery repair 7 --until {until}
 
 # %% [markdown]
 # Rank 0 prints the loss of its own shard. Add up sums and counts over the ranks, and divide last.
@@ -418,7 +419,7 @@ lesson.predicted(my_guess_7, patients[7].number)
 # "Each image should get noise of its own. With two ranks half of the noise seems to be missing."
 
 # %%
-# !python scripts/broken/gallery.py patient 8 --until {until}
+# !python -m gallery patient 8 --until {until}
 
 # %%
 my_guess_8 = None  # a number of the table, as text
@@ -427,11 +428,11 @@ my_guess_8 = None  # a number of the table, as text
 # **Diagnosis.** A few random numbers of each rank, side by side:
 
 # %%
-# !python scripts/broken/gallery.py look 8 "^rank" --until {until}
+# !python -m gallery look 8 "^rank" --until {until}
 lesson.predicted(my_guess_8, patients[8].number)
 
 # %%
-# !python scripts/broken/gallery.py repair 8 --until {until}
+# !python -m gallery repair 8 --until {until}
 
 # %% [markdown]
 # Use one seed for the model, so that all ranks begin with the same weights, and then another seed for each rank.
@@ -452,10 +453,10 @@ my_found = None  # a list: [], [6], [8] or [6, 8]
 
 # %%
 doctor = "torchrun --nproc_per_node=2 -m doctor"
-# !{doctor} --json results/live/12_6.json scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
+# !{doctor} --json results/live/12_6.json gallery/ddp_module.py 2>&1 | grep -A3 "^doctor"
 
 # %%
-# !{doctor} --json results/live/12_8.json scripts/broken/same_seed.py 2>&1 | grep -A5 "^doctor"
+# !{doctor} --json results/live/12_8.json gallery/same_seed.py 2>&1 | grep -A5 "^doctor"
 said = {patient: Path(f"results/live/12_{patient}.json").read_text() for patient in (6, 8)}
 lesson.predicted(my_found, [patient for patient in said if json.loads(said[patient])["findings"]])
 
@@ -481,8 +482,8 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 #
 # ## The other suspects
 #
-# `python scripts/broken/gallery.py show NAME` runs one of the others: symptom, diagnosis, repair and proof (`… list`
-# has the names). You are likely to meet three more:
+# `python -m gallery show NAME` runs one of the others: symptom, diagnosis, repair and proof (`… list` has the names).
+# You are likely to meet three more:
 #
 # - A job of many ranks fails, and the console is full. Begin at torchrun's last block, **Root Cause**: the rank that
 #   failed first ([22](../TROUBLESHOOTING.md#22-the-wrong-traceback)).

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 115
+#     minutes: 105
 #     quick:
 #       parameters:
 #         steps: 2
@@ -22,12 +22,12 @@
 #
 # - estimate what a device must hold, and say which part of it ZeRO, FSDP, tensor parallelism and pipelines shard;
 # - write an optimizer that shards its state, shard a matrix product, and order the work of a pipeline;
-# - choose the simplest way that fits, for a given global batch and given links.
+# - choose the simplest way that fits.
 #
 # **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). (This
 # lesson explains in a few words what it needs of autocast, which lesson [14](14_make_it_faster.ipynb) teaches.)
 #
-# **Time.** About 115 minutes for you, 2 for the machine. After the first 65 there is a place for a break.
+# **Time.** About 105 minutes for you, 2 for the machine. After the first 65 there is a place for a break.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -47,7 +47,7 @@ from lessons.l13_beyond_ddp import check, pipeline, shard_ways, show
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run
 parameters = 7e9  # of the model that we would like to train …
-devices = 8  # … on so many GPUs of 80 GB; above 8 a multiple of 8, the size of a node
+devices = 8  # … on so many GPUs of 80 GB
 
 # %% [markdown]
 # ## What has to fit
@@ -536,67 +536,19 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 #
 # ## Which one, then?
 #
-# The choice depends on the size of the model, the number of devices, and the speed of their links. It also depends on
-# the **global batch**: from some size on a larger one helps little (lesson [09](09_large_batch.ipynb)). Where that is
-# differs from model to model. Here we assume 1,024 sequences of 4,096 tokens, 4 million tokens a step, for any number
-# of devices: then 8,192 devices cannot all have a sequence of their own.
+# **Take the simplest that fits.** Each step down this list costs more communication, or more code:
 #
-# `memory.choose` tries each way, with several micro-batches, with and without recomputed activations. It drops each
-# plan that does not fit into 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest
-# that is at most 1.35 times as slow as the fastest**. (Recomputing all activations counts as a third more time, which
-# alone shall not decide.)
+# 1. **DDP**, as long as model states and activations fit, with some room to spare.
+# 2. **Activation checkpointing**, if activations are the largest part.
+# 3. **FSDP**, if the model states do not fit. It sends nearly 1.5 times as much as DDP.
+# 4. **TP within a node**, if the gathered weights and activations of FSDP do not fit, or if there are more devices than
+#    sequences in the global batch. From some size on a larger batch helps little (lesson
+#    [09](09_large_batch.ipynb)); then ranks must share the computation of one sequence.
+# 5. **A pipeline between nodes**, if the links there are too slow for FSDP: it sends only activations.
 #
-# **Predict.** Which way does it take for your `parameters` on your `devices`?
-
-# %%
-my_way = None  # "DDP", "ZeRO-1", "FSDP", "TP + FSDP" or "TP + PP + ZeRO-1"
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-chosen, fits = memory.choose(parameters, memory.Cluster(devices))
-lesson.predicted(my_way, chosen.way if chosen else "none fits")
-lesson.table([{"way": way, "GB a device": f"{sum(plan.bytes.values()) / 1e9:.0f}",
-               "seconds a step": f"{plan.seconds:.2f}", "": "take this" if plan is chosen else ""}
-              for way, plan in fits.items()]
-             or [{"way": "none", "": "nothing fits: take more devices"}])
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-counts, sizes = [2**i for i in range(14)], [10 ** (8 + i / 8) for i in range(33)]
-links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each device
-         "Ethernet, 100 Gbit/s a node": 100e9 / 8 / 8}
-show.maps(links, counts, sizes, yours=(devices, parameters))
-lesson.figure("The simplest way that fits, by devices and size of the model. A larger model "
-              "needs more sharding (upwards); more devices than sequences, or slow links, need "
-              "TP and pipelines (to the right).")
-
-# %% [markdown]
-# Read the map upwards. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
-# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Above it stands FSDP, and at the
-# limit of memory TP and pipelines (PP).
+# [Llama 3](https://arxiv.org/abs/2407.21783) combined FSDP, TP and a pipeline to train 405 billion parameters on 16,384
+# GPUs (section 3.3.2). Measure on your own links: no formula here knows how much of the communication is hidden.
 #
-# Then read it to the right. Up to 1,024 devices each can have a sequence of its own. Beyond, ranks must share the
-# computation of one sequence, and **TP appears for small models, too** (the smallest are grey: they mostly wait). On
-# slow links this happens earlier: with few sequences a device, computing no longer hides the gradients. A pipeline
-# sends only activations between its ranks. In the grey cells even the best way waits for more than half of the step:
-# fewer devices would do.
-#
-# It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
-# stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink,
-# NVIDIA's link between the GPUs of a node. They reach 40 % of their arithmetic (Llama 3
-# [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it
-# has layers. DDP and FSDP send 8 bytes a parameter each: gradients are summed in 32 bits, weights gathered in 16
-# (`MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`). The sources stand in
-# `course/memory.py`. For other numbers: `python scripts/measure/predict_memory.py --help`.
-#
-# The size of a node is no law. In an [NVL72 rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) one NVLink
-# domain joins 72 GPUs. What would that change for FSDP of 70 billion parameters on 64 devices, if all else stayed as it
-# is?
-
-# %%
-for per_node in (8, 64):
-    cluster = memory.Cluster(64, per_node=per_node, between=100e9 / 8 / 8)
-    fsdp = memory.choose(70e9, cluster)[1]["FSDP"]
-    print(f"{per_node} in an NVLink domain, Ethernet between domains: "
-          f"{fsdp.seconds:.0f} s a step, of which it waits {fsdp.communication:.0f} s")
 
 # %% [markdown]
 # ## What to remember

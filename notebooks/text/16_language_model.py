@@ -7,7 +7,7 @@
 #         updates: 10
 #         report: 10
 #         rounds: 1
-#         pages: --text TROUBLESHOOTING.md --write 30
+#         options: --batch 16 --text TROUBLESHOOTING.md --write 30
 #       seconds: 45
 #     seconds: 120
 #   kernelspec:
@@ -48,17 +48,18 @@ import torch
 from course import memory
 from course.compare import ratio
 from lessons.l06_ddp import check as lesson_06
-from lessons.l16_language_model import check, minimal_gpt, show
+from examples import minimal_gpt
+from lessons.l16_language_model import check, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 ranks = 2  # or 4, 8: processes on the CPU, also where there are GPUs
 updates, report = 360, 120  # of each training; updates between two reports
 rounds = 4  # of each way, where speeds are compared
-pages = ""  # other options: "--text FILE" learns from another text than the course's own
+options = "--batch 16"  # and "--text FILE" learns from another text than Python's manual
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"
-folder, live = "lessons/l16_language_model", "results/live/16"
+live = "results/live/16"
 
 
 def printed(name):
@@ -68,10 +69,10 @@ def printed(name):
 # %% [markdown]
 # ## One process
 #
-# [minimal_gpt.py](../lessons/l16_language_model/minimal_gpt.py) is a decoder like GPT, as small as can be: two layers,
+# [minimal_gpt.py](../examples/minimal_gpt.py) is a decoder like GPT, as small as can be: two layers,
 # 128 values for each byte. It predicts the next *byte*, so its vocabulary has 256 entries, and needs no tokenizer: here
-# a **token** is a byte. Its text is the course itself, about a million bytes of pages and programs. The last tenth of
-# each page is held out. The loop has what such programs have: AdamW, warm-up and cosine, micro-batches, a clip.
+# a **token** is a byte. Its text is the manual that comes with Python, nearly half a million bytes. The last tenth is
+# held out. The loop has what such programs have: AdamW, warm-up and cosine, micro-batches, a clip.
 
 # %%
 lesson.code(minimal_gpt.validate, minimal_gpt.train)
@@ -84,7 +85,7 @@ lesson.code(minimal_gpt.validate, minimal_gpt.train)
 my_first_loss = None
 
 # %%
-# !python {folder}/minimal_gpt.py --updates {updates} --report {report} {pages} > {live}_one.txt
+# !python examples/minimal_gpt.py --updates {updates} --report {report} {options} > {live}_one.txt
 # !cat {live}_one.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -105,9 +106,9 @@ my_tokens = None  # of one process
 my_tokens_of_two = None
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-args = minimal_gpt.options().parse_args(pages.split())
+args = minimal_gpt.options().parse_args(options.split())
 tokens = args.batch * args.context
-learnt, held_out = minimal_gpt.text(args)
+learnt, held_out = minimal_gpt.read_text(args)
 lesson.predicted(my_tokens, tokens)
 lesson.predicted(my_tokens_of_two, 2 * tokens)
 lesson.verdict(f"One process takes {args.batch} crops of {args.context} tokens an update, so "
@@ -240,8 +241,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lessons.l16_language_model.minimal_gpt import (
-    GPT, ROWS, loss_of, options, rate, tell, text, write)
+from examples.minimal_gpt import GPT, ROWS, loss_of, options, rate, read_text, write
 
 
 @torch.no_grad()
@@ -253,8 +253,8 @@ def validate(model, held_out):
 def train(args):
     raise NotImplementedError  # delete this line
     torch.manual_seed(0)
-    learnt, held_out = text(args)
-    model = GPT(args.context, args.width).to(args.device)
+    learnt, held_out = read_text(args)
+    model = GPT(args.context, args.width, args.layers).to(args.device)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},
@@ -263,7 +263,7 @@ def train(args):
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda update: rate(update, args.updates))
     crops = torch.Generator().manual_seed(0)
-    tell(f"update 0, val loss {validate(model, held_out):.4f}")
+    print(f"update 0, val loss {validate(model, held_out):.4f}", flush=True)
     seconds = 0
     for update in range(1, args.updates + 1):
         start = time.perf_counter()
@@ -282,9 +282,9 @@ def train(args):
         if update % args.report == 0 or update == args.updates:
             val_loss = validate(model, held_out)
             speed = update * args.batch * args.context / seconds
-            tell(f"update {update}, loss {loss:.4f}, val loss {val_loss:.4f}, "
-                 f"{speed:,.0f} tokens/s")
-    tell(write(model, args))
+            print(f"update {update}, loss {loss:.4f}, val loss {val_loss:.4f}, "
+                  f"{speed:,.0f} tokens/s", flush=True)
+    print(write(model, args))
     if args.save:
         torch.save(model.state_dict(), args.save)
 
@@ -304,14 +304,14 @@ check.ddp("results/live/16_gpt_ddp.py")
 
 # %% [markdown]
 # When it is right, yours trains in the rest of this lesson; until then
-# [ours](../lessons/l16_language_model/minimal_gpt_ddp.py) does. Figures say whose program it is.
+# [ours](../examples/minimal_gpt_ddp.py) does. Figures say whose program it is.
 
 # %%
-program = check.ddp.file or f"{folder}/minimal_gpt_ddp.py"
+program = check.ddp.file or "examples/minimal_gpt_ddp.py"
 
 # %%
 # !torchrun --nproc_per_node={ranks} {program} \
-#     --updates {updates} --report {report} {pages} > {live}_ddp.txt
+#     --updates {updates} --report {report} {options} > {live}_ddp.txt
 # !tail -n +2 {live}_ddp.txt
 
 # %% [markdown]
@@ -333,11 +333,11 @@ check.fsdp("results/live/16_gpt_ddp.py")
 # check.fsdp.solution()
 
 # %%
-sharded = check.fsdp.file or f"{folder}/minimal_gpt_ddp.py"
+sharded = check.fsdp.file or "examples/minimal_gpt_ddp.py"
 
 # %%
 # !torchrun --nproc_per_node={ranks} {sharded} --fsdp \
-#     --updates {updates} --report {report} {pages} > {live}_fsdp.txt
+#     --updates {updates} --report {report} {options} > {live}_fsdp.txt
 
 # %% [markdown]
 # **Predict.** The three runs have learnt from the same tokens, in float32. By how much do their losses on the held-out
@@ -426,7 +426,7 @@ my_share = None  # %
 
 # %%
 whose_class = lesson_06.kept()
-# !torchrun --nproc_per_node={ranks} {folder}/token_speed.py \
+# !torchrun --nproc_per_node={ranks} lessons/l16_language_model/token_speed.py \
 #     --wrapper {lesson_06.MINE}:MyDDP --rounds {rounds} --out {live}_speed.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -522,8 +522,8 @@ lesson.verdict([f"{name} fits up to {largest(name):.1f} billion parameters on 8 
 # again. FSDP's gradients are reduced in each micro-batch here.
 #
 # Below that size DDP is the simplest choice. For GPT-2 on eight GPUs this loop needs a larger vocabulary, 12 layers,
-# `torch.autocast` with bfloat16, and NCCL; where it averages, clips and steps stays the same. (`--device cuda` in ours
-# was never run by the authors.) Above that size, the few lines of FSDP2 are the next step, and lesson
+# `torch.autocast` with bfloat16, and NCCL; where it averages, clips and steps stays the same.
+# Above that size, the few lines of FSDP2 are the next step, and lesson
 # [13b](13b_fsdp2.ipynb) says what stands around them.
 #
 # ## What to remember

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from lessons.l16_language_model.minimal_gpt import GPT, loss_of
+from examples.minimal_gpt import GPT, loss_of
 
 CONTEXT, WIDTH, LAYERS, BATCH = 512, 1024, 12, 32  # 151 million parameters
 STEPS = 5  # of each variant in a round

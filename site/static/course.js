@@ -1,7 +1,7 @@
 // Sphinx's search wants every word on one page. A pasted error message never passes: it has numbers, paths and names of
 // its own. So from three words on this takes the pages that have most of the rare ones, entries of Troubleshooting first,
 // and before all others the entries whose messages have words of it in a row. SEEN is {name of an entry's page: [its
-// title and what one sees, in words; each message]}.
+// title and what one sees, in words; how that begins; each message]}.
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return; // only the page of the search has its scripts
   // the lines around a hit come from the page itself, which a browser does not read for a page of file://
@@ -16,7 +16,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   Search._performSearch = (...parsed) => {
     const results = perform(...parsed);
-    results.filter(([page]) => isEntry(page)).forEach((result) => (result[3] = whatOneSees(result[0])));
+    results.filter(([page]) => isEntry(page)).forEach((result) => (result[3] = SEEN[result[0]][1]));
     return results;
   };
   Search.performTermsSearch = (words, excluded) => {
@@ -49,13 +49,6 @@ const isEntry = (name) => name.startsWith("troubleshooting/");
 // What people call a hang, where the entries say that it hangs.
 const HANGS = /\b(freezes|stall(s|ed|ing)|((gets?|got|is) )?stuck|(waits?|waiting) for ?ever|nothing happens)\b/gi;
 
-// How an entry begins, below its title: in words, or with a message.
-function whatOneSees(page) {
-  const [words, ...printed] = SEEN[page];
-  const seen = [words.match(/^# .*\n\n(\S.*)/)?.[1] ?? "", ...printed].join(" ").trim();
-  return seen.replace(/^(?=.{101})(.{1,100})\s.*/s, "$1 …");
-}
-
 // Paper is white, and does not scroll or unfold.
 addEventListener("beforeprint", () => {
   document.querySelectorAll(".bd-article details").forEach((each) => (each.open = true));
@@ -75,7 +68,7 @@ function wordsOf(text) {
 // Results for the entries that have the most of `text` in a row, in rare words.
 function entriesWith(text) {
   const parts = wordsOf(text);
-  const messages = Object.entries(SEEN).map(([page, [, ...printed]]) => [page, printed.flatMap(wordsOf)]);
+  const messages = Object.entries(SEEN).map(([page, [, , ...printed]]) => [page, printed.flatMap(wordsOf)]);
   const having = new Map(); // word -> how many messages have it
   for (const [, lists] of messages) {
     for (const word of new Set(lists.flat())) having.set(word, (having.get(word) ?? 0) + 1);
