@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 
 from course.rendezvous import free_port
 
@@ -24,6 +25,14 @@ LIMIT = 150  # seconds; a run that takes longer hangs
 LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in ROOT.glob("lessons/l*/check.py"))
 FOREIGN = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|PALS_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_|"
                      "PYTHONUNBUFFERED")  # with the last, words that gloo prints on all ranks at one moment are mixed
+
+
+def sampled(names, daily):
+    """Parameters of a test: of many cases that each start ranks, so many run each day, spread evenly; all run weekly."""
+    names = list(names)
+    chosen = {round(number * (len(names) - 1) / max(1, daily - 1)) for number in range(daily)}
+    return [pytest.param(name, marks=() if number in chosen else pytest.mark.weekly)
+            for number, name in enumerate(names)]
 
 
 def command(ranks, *arguments, torchrun=()):

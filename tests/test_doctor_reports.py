@@ -137,9 +137,6 @@ sampler = """, "DistributedSampler(images)", "Shares()", "    sampler.set_epoch(
 
 
 RARE = {"a stream that workers share", "workers that persist"}  # their loaders need a launcher that forks nothing
-WAITS = {"a barrier for the best", "a barrier in a save", "a reduction in each test batch", "a signal to one rank",
-         "gathered on rank 0 alone", "rank 0 tests by the wrapper", "a file that one rank sees",
-         "files that some ranks leave out", "a barrier in rank 0's test", "an error swallowed"}
 SAID = dict(re.findall(r"^\| \[.*\]\(https://.*\): (.*) \| (.*) \| (?:named|found|missed) \|$",
                        (runner.ROOT / "doctor" / "CASES.md").read_text(), re.M))
 
@@ -148,8 +145,7 @@ def test_the_table_has_a_row_for_each_report():
     assert list(SAID) == list(REPORTS)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in RARE | WAITS))
-                                  for name in REPORTS])
+@pytest.mark.parametrize("name", runner.sampled(REPORTS, 4))
 def test_what_was_said_of_a_report_is_what_the_table_says(name, tmp_path):
     start = runner.torchrun if name in RARE else runner.run
     done, _ = doctor(2, written(tmp_path, changed(REPORTS[name])), folder=tmp_path, timeout=20, start=start)

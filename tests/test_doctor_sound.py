@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import runner
 from tests.test_doctor import changed, doctor, findings, written
 
 LOSS = "        loss = (model(x) - y).square().mean()\n"
@@ -496,21 +497,13 @@ ASKED = {  # unusual, and perhaps right: the finding, which asks, and what is ch
 """),
 }
 
-RARE = {"a sharded optimizer", "an argument by its name", "bytes and lazy layers", "checkpointing", "compiled",
-        "copied and pickled", "drawn with replacement", "lists of indices", "no numbers any more",
-        "rank 0 alone tests", "the best weights at the end", "the rest is tested apart",
-        "PowerSGD", "a checkpoint of all ranks", "a frozen layer that the optimizer holds", "a mesh of tensors",
-        "a static graph", "accumulation that sends each time, and a rest", "an uneven set", "bfloat16", "channels last",
-        "clipped part by part", "distillation", "post-local SGD", "resumed by other ranks", "stopped together by a sum"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in RARE)) for name in SOUND])
+@pytest.mark.parametrize("name", runner.sampled(SOUND, 6))
 def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(SOUND[name])), folder=tmp_path)
     assert names == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", runner.sampled(ASKED, 2))
 def test_what_may_be_right_is_a_question(name, tmp_path):
     expected, *parts = ASKED[name]
     doctor(2, written(tmp_path, changed(parts)), folder=tmp_path)
