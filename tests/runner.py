@@ -28,7 +28,7 @@ FOREIGN = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|PALS_|TORCHELAS
 
 
 def sampled(names, daily):
-    """Parameters of a test: of many cases that each start ranks, so many run each day, spread evenly; all run weekly."""
+    """Parameters of a test: of many cases that each start ranks, so many run daily, spread evenly; all run weekly."""
     names = list(names)
     chosen = {round(number * (len(names) - 1) / max(1, daily - 1)) for number in range(daily)}
     return [pytest.param(name, marks=() if number in chosen else pytest.mark.weekly)
