@@ -5,7 +5,7 @@ All GPUs of one process        python main.py --strategy dp
 8 ranks on this machine        torchrun --nproc_per_node=8 main.py
 Two nodes, run on both         torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-id=1
                                    --rdzv-endpoint=FIRST_NODE:29400 main.py
-A Slurm job, a task a rank     srun --ntasks-per-node=8 --kill-on-bad-exit=1 python main.py
+A Slurm job, a task per rank   srun --ntasks-per-node=8 --kill-on-bad-exit=1 python main.py
 MPI's ranks                    mpirun -np 8 -x MASTER_ADDR=FIRST_NODE -x MASTER_PORT=29400 python main.py
 
 It needs no GPU: without one the ranks are processes on the CPU, and gloo carries their gradients. To use it elsewhere,
@@ -17,6 +17,7 @@ import math
 import random
 import sys
 
+import numpy
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -57,10 +58,12 @@ def train(args: options.Options, placement: launch.Placement, run: Run) -> None:
     device = placement.device
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, placement)
+    torch.manual_seed(args.seed)  # again: a data set of one's own may have drawn
     raw_model = models.make_model(args, train_set, device)
     model = parallelise(raw_model, args, placement)
     torch.manual_seed(args.seed + placement.rank)  # all ranks have the same weights; dropout must differ
-    random.seed(args.seed + placement.rank)  # a data set of one's own may draw from Python's generator
+    random.seed(args.seed + placement.rank)  # a data set of one's own may draw from Python's or NumPy's generator
+    numpy.random.seed((args.seed + placement.rank) % 2**32)
 
     # A DistributedSampler that can begin in the middle of an epoch. A single process has one shard: all images, in the
     # order in which all ranks together would see them.

@@ -60,8 +60,8 @@ def find_no_sync(model: nn.Module, args: Options) -> Callable[[], contextlib.Abs
 
 
 def leave_signals_to_rank(_worker: int) -> None:
-    """A DataLoader's worker_init_fn. torchrun sends SIGTERM to a rank's workers, too; the rank still needs them, for it
-    stops after its update."""
+    """A DataLoader's worker_init_fn. torchrun sends SIGTERM to a rank's workers, too; the rank still needs them,
+    because it stops after its update."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
@@ -107,6 +107,7 @@ def shard_loader(test_set: AnySet, placement: Placement, workers: int = 0, batch
     shard = range(placement.rank, len(test_set), placement.world_size)
     return DataLoader(test_set, batch_size, sampler=shard, collate_fn=test_set.collate, num_workers=workers,
                       persistent_workers=workers > 0, worker_init_fn=leave_signals_to_rank,
+                      generator=torch.Generator(),  # else its workers' seeds would take a draw from the training's
                       timeout=timeout if workers else 0, pin_memory=placement.device.type == "cuda")
 
 

@@ -35,7 +35,7 @@ def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     last = body.rpartition("\n")[2]
     if cut_off := "Epoch:" in last and not re.search(r"[0-9]s\s*$", last):
         notes.append("last line cut off")
-    rows = _one_row_an_epoch(printed, notes)
+    rows = _one_row_per_epoch(printed, notes)
     if rows and re.search(r"\bSYNTHETIC\b", body):  # main.py says so at the start
         info.setdefault("synthetic", True)
     if info or rows:
@@ -75,7 +75,7 @@ def _row(piece: str) -> dict:
     return row
 
 
-def _one_row_an_epoch(printed: list[tuple], notes: list[str]) -> dict[int, dict]:
+def _one_row_per_epoch(printed: list[tuple], notes: list[str]) -> dict[int, dict]:
     """Rank 0's line of each epoch; the first line where lines do not say their rank."""
     speaker = min((rank for rank, _ in printed if rank is not None), default=())
     if any(speaker):

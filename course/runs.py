@@ -33,7 +33,7 @@ class RunError(ValueError):
 
 
 def read_run(path: str | os.PathLike) -> pd.DataFrame:
-    """Read the last run of a log: one row an epoch; the fields of the whole run are repeated in each row.
+    """Read the last run of a log: one row per epoch; the fields of the whole run are repeated in each row.
 
     Columns: `label`, the log's own or else the file's name; every number of the epoch records (`epoch` from 0,
     `accuracy` from 0 to 1, `seconds` of training alone, `images_per_second` of all ranks); every field of the run
@@ -98,7 +98,7 @@ def _make_labels_unique(infos: list[dict]) -> None:
 
 
 def _parse(path, label=None) -> tuple[dict, list[dict]]:
-    """One log as (the fields of the whole run, one dict an epoch)."""
+    """One log as (the fields of the whole run, one dict per epoch)."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
         raise RunError(f"{name}: no run log in it (*.jsonl, *.txt, *.log)")
@@ -112,6 +112,9 @@ def _parse(path, label=None) -> tuple[dict, list[dict]]:
     info, rows = (_read_json if text.lstrip().startswith("{") else console.read)(text, notes)
     if not info and not rows:
         raise RunError(f"{name}: neither a run record nor an epoch line in it; is it a run log?")
+    for field, kind in (log_fields.RUN | log_fields.END).items():
+        if info.get(field) is not None and not _fits(info[field], kind):
+            raise RunError(f"{name}: cannot be read: its field {field} is {info[field]!r:.50}")
 
     rows = [rows[epoch] for epoch in sorted(rows)]
     if not rows:
@@ -155,7 +158,7 @@ def _records(text: str, notes: list[str]) -> list[dict]:
         # A run that was killed leaves half a record; the next run's first record is then glued to it.
         for piece in filter(None, re.split(r'(?=\{"kind")', line.strip())):
             try:
-                records.append(json.loads(piece))
+                records.append(_checked(json.loads(piece)))
             except ValueError:
                 unread.add(number)
     if len(lines) in unread:
@@ -164,6 +167,23 @@ def _records(text: str, notes: list[str]) -> list[dict]:
     if unread:
         notes.append(some(len(unread), "damaged line"))
     return [record for record in records if isinstance(record, dict) and "kind" in record]
+
+
+def _checked(record):
+    """The record. ValueError where an epoch has no number, or an end no status."""
+    if isinstance(record, dict):
+        if record.get("kind") == "epoch" and not _fits(record.get("epoch"), "Int64"):
+            raise ValueError("an epoch without its number")
+        if record.get("kind") == "end" and not isinstance(record.get("status"), str):
+            raise ValueError("an end without its status")
+    return record
+
+
+def _fits(value, kind: str) -> bool:
+    """Whether a value of a log can stand in a column of this type of pandas. Each can be a text."""
+    if kind == "Int64":
+        return isinstance(value, int) and abs(value) < 2 ** 63
+    return isinstance(value, {"float64": int | float, "boolean": bool}.get(kind, object))
 
 
 def _read_json(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
@@ -193,14 +213,14 @@ def _read_json(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
             info |= {"epochs": record["epochs"]} if "epochs" in record else {}  # it may be asked for more of them
     if info["restarts"]:
         notes.append(f"went on from a checkpoint {some(info['restarts'], 'time')}")
-    if len(set(sizes)) > 1:
+    if len(set(map(str, sizes))) > 1:
         notes.append(f"world size changed: {', '.join(map(str, sizes))}")
     if not end:
         notes.append("no end record")
         return info, rows
     info |= {"status": end["status"], "total_seconds": end.get("seconds"), "error": end.get("error")}
     if info["error"]:
-        notes.append(" ".join(info["error"].split())[:200])
+        notes.append(" ".join(str(info["error"]).split())[:200])
     return info, rows
 
 
@@ -214,9 +234,9 @@ TABLE_COLUMNS = [
 
 
 def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, from a table of `read_run` or `read_runs`; its columns are TABLE_COLUMNS.
+    """One row per run, from a table of `read_run` or `read_runs`; its columns are TABLE_COLUMNS.
 
-    `epochs`: how many were read. `seconds` (training, an epoch) and `images_per_second` (all ranks): the
+    `epochs`: how many were read. `seconds` (training, per epoch) and `images_per_second` (all ranks): the
     median over the epochs, without the first epoch, which warms up, if there are more. `images_per_second`
     is samples / seconds where the log does not hold it. `loss`, `accuracy`, `val_accuracy`: the last epoch's.
     """
@@ -236,7 +256,7 @@ def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def command_parts(df: pd.DataFrame) -> pd.DataFrame:
-    """Where the seconds of whole commands went, one row a run.
+    """Where the seconds of whole commands went, one row per run.
 
     `df`, of `read_runs`, needs one more column, `command_seconds`: the duration of the whole command, of which a log
     knows only the part after it was opened. Columns of the result, in seconds: `training`, `evaluating` (and logging):
@@ -254,7 +274,7 @@ def command_parts(df: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def updates_an_epoch(samples: int, ranks: int, batch_size: int) -> int:
+def updates_per_epoch(samples: int, ranks: int, batch_size: int) -> int:
     """Steps of each rank: the sampler pads the shards to one length, and the last batch may be smaller."""
     return math.ceil(math.ceil(samples / ranks) / batch_size)
 
@@ -262,12 +282,12 @@ def updates_an_epoch(samples: int, ranks: int, batch_size: int) -> int:
 def speedup_table(df: pd.DataFrame, baseline: str | Iterable[str] | None = None) -> pd.DataFrame:
     """How each run compares with its baseline: the table of `seconds_per_epoch` (or `df`, if it is one) and
 
-    `speedup`: the baseline's seconds an epoch / the run's, for the same number of images. Where the two runs'
+    `speedup`: the baseline's seconds per epoch / the run's, for the same number of images. Where the two runs'
     `samples` differ, or are not known, it is the ratio of their images/s. Missing when dataset or model differ.
     `efficiency`: speedup / world size; missing for DataParallel, where one rank drives several devices.
     `oversubscribed`: more ranks on a node than it has cores; missing on GPUs, and where the log cannot say.
 
-    `baseline`: the label of the run to compare with, or several, one a machine. Otherwise it is the machine's
+    `baseline`: the label of the run to compare with, or several, one per machine. Otherwise it is the machine's
     only timed run with world size 1 (DataParallel aside). Runs are compared only with runs of the same source
     and machine. Unfinished and failed runs stay, with what epochs they have; `note` says so. Raises RunError
     when a machine has no baseline, or several.

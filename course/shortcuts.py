@@ -1,7 +1,6 @@
 """What makes a class on one small machine faster, and has no place in a job of 64 GPUs: for ranks on a CPU with gloo.
 
-Programs of the lessons take them, through course.rank_program or by name; main.py knows none of them.
-Each says what it gains and what it costs.
+Programs of the lessons take them; main.py knows none of them. Each says what it gains and what it costs.
 """
 
 import ctypes
@@ -11,14 +10,6 @@ import sys
 import types
 
 import torch
-
-
-def before_training(compiles: bool) -> None:
-    """Take the first two; the second where nothing is compiled. After the ranks have met: joining the group would
-    replace the stand-in by the real compiler."""
-    keep_memory()
-    if not compiles:
-        defer_compiler()
 
 
 def keep_memory():
@@ -39,7 +30,8 @@ def defer_compiler():
 
     Gains: 2 ranks on two cores start in 4.9 s in place of 6.8, 8 ranks in 11.7 s in place of 19.8. Costs: it stands on
     names that torch does not promise, so a later version may bring in the real one after all, as any question does
-    that the stand-in cannot answer. Not for programs that use torch.compile.
+    that the stand-in cannot answer. Call it after the ranks have met: joining the group brings in the real one. Not for
+    programs that use torch.compile.
     """
     def real(name):
         if sys.modules.get("torch._dynamo") is stand_in:

@@ -31,6 +31,8 @@ class Checkpoint:
         """Lock the file until this process ends, however it ends. BlockingIOError where another run has it."""
         self.lock = open(f"{self.path}.lock", "a")  # noqa: SIM115
         files.lock(self.lock)
+        for left_over in self.path.parent.glob(f"{self.path.name}.*.part"):  # of a run that was killed as it wrote
+            left_over.unlink()
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the file by `state`. At every moment PATH or PATH.previous is whole: the new file is flushed to the
@@ -56,6 +58,8 @@ class Checkpoint:
                 continue
             except Unusable as error:
                 damaged.append(f"{path}: {error}")
+            except OSError as error:  # not allowed to read it, say: that does not make it a damaged one
+                raise Unusable(f"{path}: {error.strerror or error}") from None
         if damaged:
             raise Unusable(f"{'; '.join(damaged)}: move it away, or --resume never")
         return None, ""
@@ -86,13 +90,17 @@ def saved(state: Any, path: str | Path) -> Iterator[Path]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in a file, its tensors mapped from the disk. Unusable where it is damaged or no checkpoint."""
+    """The state in a file, its tensors mapped from the disk. Unusable where it is damaged or no checkpoint; OSError
+    where it cannot be read."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError:
         raise
     except Exception as error:  # a damaged or foreign file can fail in any way
         raise Unusable(f"damaged, or no checkpoint ({f'{type(error).__name__}: {error}'.splitlines()[0]})") from None
+    if not isinstance(state, dict):
+        raise Unusable("no checkpoint")
+    return state
 
 
 def save_model(raw_model: torch.nn.Module, path: str | Path) -> None:

@@ -1,7 +1,7 @@
 """The image sets: what they are, how each becomes one checked file in data/, and how all ranks map that file.
 
-The real sets come through torchvision; scripts/prepare_data.py knows another source. The arrays are checked (counts,
-classes, SHA-256) before the file is written, and it is written under another name and renamed when it is whole.
+The real sets come through torchvision. The arrays are checked (counts, classes, SHA-256) before the file is written,
+and it is written under another name and renamed when it is whole.
 
 A data set of one's own: --dataset FOLDER, with train/CLASS/*.jpg and val/CLASS/*.jpg, or --dataset FILE.py:NAME.
 NAME is a class, or a function, that is called with train=True and with train=False on each rank, and gives a data set:
@@ -10,9 +10,10 @@ NAME is a class, or a function, that is called with train=True and with train=Fa
     it.classes     the names of the classes, in the order of those numbers, the same in both sets and on each rank
     it.collate     may be left out; makes a batch of what a list of indices gives (see ImageSet)
 Items are made in --workers processes of each rank, or in the rank itself with --workers 0. What is drawn there from
-torch's or Python's generator differs from rank to rank, from worker to worker and from epoch to epoch. It is the same
-when a run is repeated with its --seed, its --workers and its number of ranks. After a stop within an epoch, workers
-draw anew for the rest of it. With --workers 0 a run that goes on starts Python's generator again from the seed.
+torch's, Python's or NumPy's generator differs from rank to rank, from worker to worker and from epoch to epoch. It is
+the same when a run is repeated with its --seed, its --workers and its number of ranks. After a stop within an epoch,
+workers draw anew for the rest of it. With --workers 0 a run that resumes starts Python's and NumPy's generators again,
+and draws other values.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -64,19 +66,21 @@ class OwnSet(torch.utils.data.Subset):
             seed = (worker.seed + 1_000_003 * epoch) % 2**63
             torch.manual_seed(seed)
             random.seed(seed)
+            numpy.random.seed(seed % 2**32)
             self.seeded = epoch
         return super().__getitems__(indices)
 
-    def __reduce__(self):
-        """A worker that is not forked must load the user's file before it can unpickle what the file defines."""
-        return _unpickled, (self.name, pickle.dumps(self.__dict__))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker that is not forked must load the user's file before it can unpickle what the file defines. The
+        epoch goes apart: it stays shared."""
+        return _unpickled, (self.name, self.epoch, pickle.dumps({**self.__dict__, "epoch": None}))
 
 
-def _unpickled(address: str, state: bytes) -> OwnSet:
+def _unpickled(address: str, epoch: torch.Tensor, state: bytes) -> OwnSet:
     if ".py:" in address:
         files.from_file(address)
     own = OwnSet.__new__(OwnSet)
-    own.__dict__.update(pickle.loads(state))
+    own.__dict__.update(pickle.loads(state), epoch=epoch)
     return own
 
 
@@ -248,7 +252,7 @@ def synthetic(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     info = DATASETS["synthetic"]
 
-    def smooth(count):
+    def smooth(count: int) -> torch.Tensor:
         coarse = torch.randn(count, 3, 6, 6, generator=generator)
         return torch.nn.functional.interpolate(coarse, size=info.shape[1:], mode="bicubic")
 
@@ -298,7 +302,7 @@ def prepare(name: str, file: str | Path) -> None:
     answers, with the reason of each.
     """
     file = Path(file)
-    with contextlib.suppress(FileNotFoundError, ValueError):  # looked at again, and named, under the lock
+    with contextlib.suppress(FileNotFoundError, ValueError):  # checked again under the lock
         return check_file(name, file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.file_lock(file.with_suffix(".lock")) as alone:

@@ -67,8 +67,9 @@ def check_writable(option: str, folder: str | Path) -> None:
 def from_file(address: str) -> Any:
     """The class or function NAME of a user's FILE.py:NAME. Refused where the file has no such name.
 
-    The file becomes a module with a private name, so that it may be called data.py or utils.py. What it imports is
-    looked for in its own folder first.
+    The file becomes a module with a private name, so that it may be called data.py or utils.py. What it imports at its
+    top is looked for in its own folder first, and then here. What its functions import is looked for here first: there
+    a utils.py of its own is not found.
     """
     path, _, name = address.rpartition(":")
     file = Path(path).resolve()
@@ -87,7 +88,7 @@ def from_file(address: str) -> Any:
         finally:
             sys.modules.update(ours)
             sys.path.remove(str(file.parent))
-            sys.path.append(str(file.parent))  # for imports inside its functions
+            sys.path.append(str(file.parent))  # for what its functions import
     if not hasattr(sys.modules[private], name):
         raise Refused(f"{path} has no {name}")
     return getattr(sys.modules[private], name)

@@ -10,8 +10,7 @@ from trainer.options import Options
 class ConvNet(nn.Module):
     """LeNet as most first tutorials write it: images [N, C, S, S] to logits [N, classes].
 
-    Logits, not probabilities: CrossEntropyLoss applies log-softmax itself (notebook 01 measures what a second
-    softmax costs).
+    Logits, not probabilities: CrossEntropyLoss applies log-softmax itself.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10, image_size: int = 32):

@@ -1,6 +1,6 @@
 """The options of main.py, as one typed dataclass, and the command line that is made of it.
 
-It imports no torch at its top: a wrong word is refused at once, and small programs start in a tenth of a second.
+It imports no torch at its top: small programs with options start in a tenth of a second.
 """
 
 import argparse
@@ -98,6 +98,7 @@ def dataset(text: str) -> str:
 Count = Annotated[int, positive(int)]
 Amount = Annotated[float, positive(float)]
 Seconds = Annotated[float, positive(float, 2**31)]
+Mebibytes = Annotated[float, positive(float, 2**31)]
 FromZero = Annotated[int, from_zero]
 Address = Annotated[str, address]
 Dataset = Annotated[str, dataset]
@@ -115,10 +116,10 @@ class Options:
     """What main.py does. A text under a field is its help on the command line."""
 
     dataset: Dataset = "auto"
-    """cifar10, mnist, synthetic; auto: cifar10, or synthetic where it cannot be had; a folder of images,
+    """cifar10, mnist, synthetic; auto: cifar10, or synthetic where it is not available; a folder of images,
     train/CLASS/*.jpg and val/CLASS/*.jpg; or FILE.py:NAME, a data set of your own: see trainer/data.py"""
     image_size: Count | None = kept(None)
-    """pixels a side of the images of a folder; default: 224"""
+    """images of a folder are cut to so many pixels per side; default: 224"""
     workers: FromZero = 0
     """processes of each rank that fetch its batches; 0: the rank does it itself"""
     data_path: str = files.DATA
@@ -168,7 +169,7 @@ class Options:
     """longest wait for another rank, or for a batch of --workers, in seconds"""
     sync_bn: bool = kept(False)
     """BatchNorm over the batches of all ranks (GPUs only)"""
-    bucket_cap_mb: Seconds = 25
+    bucket_cap_mb: Mebibytes = 25
     """size of DDP's gradient buckets in MiB"""
     comm_hook: Literal["none", "fp16", "bf16"] = kept("none")
     """compress gradients to 16 bits for the all-reduce"""
@@ -356,8 +357,9 @@ def resolve(args: Options) -> "Placement":
             files.check_writable("--data-path", args.data_path)
     if args.tracker is not None:
         files.check_writable("--tracker", args.tracker)
+    beside = [f"{args.checkpoint}{ending}" for ending in (".lock", ".previous", ".damaged") if args.checkpoint]
     check_outputs({"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint},
-                  {data_file.resolve(): "--data-path"})
+                  {data_file.resolve(): "--data-path", **{Path(file).resolve(): "--checkpoint" for file in beside}})
     if args.channels_last is None:
         args.channels_last = placement.device.type == "cpu"
     args.device, args.backend = placement.device.type, placement.backend if args.strategy == "ddp" else None

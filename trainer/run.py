@@ -23,6 +23,7 @@ import utils
 from trainer import launch, run_log
 from trainer.checkpoint import Checkpoint, Unusable
 from trainer.data import AnySet
+from trainer.files import Unwritable
 from trainer.launch import Stopped
 from trainer.options import Options
 
@@ -63,7 +64,8 @@ class Vote:
     """Numbers of which all ranks learn the greatest, without waiting for each other now, or for a GPU's queue."""
 
     def __init__(self, numbers: list[float], device: torch.device):
-        self.numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
+        pinned = torch.tensor(numbers, dtype=torch.float32, pin_memory=device.type == "cuda")  # else the copy waits
+        self.numbers = pinned.to(device, non_blocking=True)
         self.work = dist.all_reduce(self.numbers, op=dist.ReduceOp.MAX, async_op=True)
 
     def result(self) -> list[float]:
@@ -83,7 +85,7 @@ class Run:
         self.args, self.placement, self.progress = args, placement, Progress()
         self.file = Checkpoint(args.checkpoint) if args.checkpoint else None
         self.log = run_log.RunLog(args.log_file if placement.rank == 0 else None)
-        if self.file and placement.rank == 0:
+        if self.file and placement.rank == 0:  # that owns the file, and alone writes it
             try:
                 self.file.own()
             except OSError:
@@ -121,8 +123,8 @@ class Run:
         state, damage, refusal = None, "", None
         try:
             state, damage = self.file.read()
-            if state:
-                agree(state["options"], self.identity, self.file.path)
+            if state is not None:
+                agree(state.get("options", {}), self.identity, self.file.path)
             elif self.args.resume == "must":
                 raise Unusable(f"--resume must, but there is no checkpoint {self.file.path}")
         except Unusable as error:
@@ -163,8 +165,8 @@ class Run:
 
     def begin(self, sampler: DistributedSampler) -> None:
         """Say what runs where. From now on SIGTERM and SIGUSR1 stop a run with --checkpoint after an update: torchrun
-        passes on the first, Slurm sends either. (A signal that reaches one rank alone is a failure to torchrun: with
-        --max-restarts it starts the run again.)"""
+        passes on the first, Slurm sends either. A signal that reaches one rank alone is a failure to torchrun, which
+        with --max-restarts starts the run again."""
         for number in (signal.SIGTERM, signal.SIGUSR1) if self.file else ():
             signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
         progress = self.progress
@@ -277,7 +279,12 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         """Write how the run ended, say who waited for whom, and leave the process group. The error itself goes on."""
         try:
-            self.log.__exit__(kind, error, trace)
+            try:
+                self.log.__exit__(kind, error, trace)
+            except Unwritable as unwritten:
+                if error is None:
+                    raise
+                log.error(unwritten)  # and the error that ended the run goes on
             # gloo's errors have no type of their own, but begin with the place in its source.
             of_gloo = isinstance(error, RuntimeError) and "/gloo/" in str(error)
             if self.store and error and (of_gloo or isinstance(error, dist.DistError)):
@@ -319,6 +326,8 @@ class Run:
 
 def agree(theirs: dict[str, Any], ours: dict[str, Any], path: Path) -> None:
     """Unusable where a run with `ours` cannot resume from a checkpoint with `theirs`."""
+    if not theirs:
+        raise Unusable(f"{path} is a file of torch, but no checkpoint of main.py: name another --checkpoint")
     for option in ours:
         if theirs.get(option) != ours[option]:
             raise Unusable(f"{path} is of a run with {option} {theirs.get(option)}, and this one has {ours[option]}: "

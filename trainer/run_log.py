@@ -1,6 +1,6 @@
 """What a run says: the run log, in JSON lines, and the same facts on the console. Written by rank 0.
 
-A new column is a line in `epoch_facts` or `describe`; course/log_fields.py says what readers make of it.
+A new column is a line in `epoch_facts` or `describe`.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import torch
 from torch.utils.data import DistributedSampler
@@ -59,7 +59,8 @@ class RunLog:
                 except (ValueError, KeyError, TypeError):
                     continue  # not a record of ours
 
-    def write(self, kind: str, **fields) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append a record. Unwritable, where the disk is full, say."""
         if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
             record = {"kind": kind, "time": time.time(), "run_id": self.run_id, **fields}
             with files.writing(self.file.name):
@@ -90,7 +91,7 @@ def tracker(directory: str | None) -> Callable[[int, dict[str, float]], None]:
     from torch.utils.tensorboard import SummaryWriter
     writer = SummaryWriter(directory)
 
-    def track(epoch, facts):
+    def track(epoch: int, facts: dict[str, float]) -> None:
         for name, value in facts.items():
             writer.add_scalar(name, value, epoch)
         writer.flush()
@@ -152,7 +153,7 @@ def peak_memory() -> int:
     """Bytes, the most this process has held: on its GPU if it uses one, else in main memory."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
-    import resource  # late, as Windows has none: there data.py says so, in one line
+    import resource  # late, as Windows has none: there files.py says so, in one line
 
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
