@@ -1,7 +1,7 @@
 """Train a small network on MNIST in one process. minimal_ddp.py is the same program for many.
 
     python minimal.py                # on a GPU if there is one; downloads MNIST to ./data, writes minimal.pt
-    python minimal.py --data DIR     # MNIST is, or shall be, in DIR/MNIST/raw
+    python minimal.py --data DIR     # takes MNIST from DIR/MNIST/raw, or downloads it there
 
 Needs torchvision, and torch 2.6 or newer.
 """
@@ -29,8 +29,10 @@ torch.manual_seed(0)  # the same first weights and the same order of the images 
 socket.setdefaulttimeout(10)  # seconds; torchvision sets none, so a download that stalls would never end
 try:
     train_set, test_set = (MNIST(args.data, train, ToTensor(), download=True) for train in (True, False))
-except (OSError, RuntimeError):  # no network, or no permission to write
-    print(f"MNIST is not in {args.data} and cannot be downloaded: training on FakeData, random images", flush=True)
+except (OSError, RuntimeError) as error:  # no network, or no permission to write
+    cause = str(error).strip().split("\n")[-1]  # of several lines, the last says why
+    print(f"MNIST is not in {args.data} and cannot be downloaded ({cause}): "
+          "training on FakeData, random images", flush=True)
     train_set = FakeData(6000, (1, 28, 28), transform=ToTensor())
     test_set = FakeData(1000, (1, 28, 28), transform=ToTensor(), random_offset=6000)
 train_loader = DataLoader(train_set, BATCH, shuffle=True)

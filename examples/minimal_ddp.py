@@ -1,6 +1,6 @@
 """minimal.py in many processes: each rank has a copy of the model, and takes its share of every batch.
 
-    torchrun --nproc_per_node=2 minimal_ddp.py      # one GPU per rank; on a machine without GPUs, on its CPU
+    torchrun --nproc_per_node=2 minimal_ddp.py      # one GPU per rank; with fewer GPUs, on the CPU
     torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=FIRST_NODE:29400 \\
         minimal_ddp.py --data DIR                   # the same command on both nodes
 
@@ -28,29 +28,35 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--data", default="./data", help="the folder that holds MNIST/raw (%(default)s)")
 args = parser.parse_args()
 
+if "LOCAL_WORLD_SIZE" not in os.environ:
+    parser.exit(2, "start with torchrun --nproc_per_node=2 minimal_ddp.py\n")
 rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # by torchrun
-if BATCH % world_size:  # with unequal shares, the mean over the ranks is not the mean over the images
-    parser.exit(2, f"BATCH = {BATCH} cannot be divided by {world_size} ranks\n" if rank == 0 else "")
-cuda = torch.cuda.is_available()
+if BATCH % world_size and rank == 0:  # with unequal shares, the mean over the ranks is not the mean over the images
+    parser.exit(2, f"BATCH = {BATCH} cannot be divided by {world_size} ranks\n")  # torchrun then ends the others
+cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # two ranks of NCCL cannot share a GPU
 if cuda:
     torch.cuda.set_device(local_rank)  # before the ranks meet: from now on "cuda" is this rank's own GPU
+elif rank == 0 and torch.cuda.is_available():
+    print("fewer GPUs than ranks: training on the CPU", flush=True)
 dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=5))  # if a rank is missing
 device = torch.device("cuda" if cuda else "cpu")
 torch.manual_seed(rank)  # dropout must differ between ranks. The first weights will not: DDP sends rank 0's to all
 
 socket.setdefaulttimeout(10)  # seconds; torchvision sets none, so a download that stalls would never end
 have_mnist = torch.ones(1, device=device)
-if local_rank == 0:  # one rank per node: several would write to the same files at the same time
-    try:
-        MNIST(args.data, download=True)
-    except (OSError, RuntimeError):  # no network, or no permission to write
-        have_mnist.zero_()
-dist.all_reduce(have_mnist, dist.ReduceOp.MIN)  # the others wait here; all take the same images if one node has none
+for my_turn in (rank == 0, rank > 0 and local_rank == 0):  # on a shared file system the other nodes find rank 0's files
+    if my_turn and have_mnist:  # one rank per node: several would write to the same files at the same time
+        try:
+            MNIST(args.data, download=True)
+        except (OSError, RuntimeError) as error:  # no network, or no permission to write
+            have_mnist.zero_()
+            cause = str(error).strip().split("\n")[-1]  # of several lines, the last says why
+            print(f"MNIST is not in {args.data} and cannot be downloaded ({cause}): "
+                  "training on FakeData, random images", flush=True)
+    dist.all_reduce(have_mnist, dist.ReduceOp.MIN)  # the others wait; all take the same images if one node has none
 if have_mnist:
     train_set, test_set = (MNIST(args.data, train, ToTensor()) for train in (True, False))
 else:
-    if rank == 0:
-        print(f"MNIST is not in {args.data} and cannot be downloaded: training on FakeData, random images", flush=True)
     train_set = FakeData(6000, (1, 28, 28), transform=ToTensor())
     test_set = FakeData(1000, (1, 28, 28), transform=ToTensor(), random_offset=6000)
 sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)  # leave out a few images, not repeat some

@@ -24,20 +24,35 @@ ROWS = 128  # held-out windows per forward: all at once might not fit into memor
 def options():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--text", help="a file to learn, in place of Python's manual")
-    parser.add_argument("--updates", type=int, default=300, help="of the weights")
+    parser.add_argument("--updates", type=int, default=300, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=96, help="crops per update")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches per update")
     parser.add_argument("--context", type=int, default=64, help="bytes per crop")
     parser.add_argument("--width", type=int, default=128, help="of the model, a multiple of its 4 heads")
     parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--clip", type=float, default=1.0, help="longest gradient")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--report", type=int, default=50, help="updates between two validations")
     parser.add_argument("--write", type=int, default=300, help="bytes that the trained model writes")
     parser.add_argument("--save", help="a file for the weights")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; the weights stay in float32")
     return parser
+
+
+def mistake(args):
+    """What is wrong with the options, in one line; None if nothing is."""
+    if min(args.batch, args.accumulate, args.context, args.width, args.report) < 1:
+        return "--batch, --accumulate, --context, --width and --report must be at least 1"
+    if args.batch % args.accumulate:  # a micro-batch with fewer crops would weigh as much as the others
+        return f"--batch {args.batch} cannot be divided by --accumulate {args.accumulate}"
+    if args.width % HEADS:
+        return f"--width {args.width} cannot be divided by {HEADS} heads"
+    if args.text and not (Path(args.text).is_file() and Path(args.text).stat().st_size > 10 * args.context):
+        return f"--text {args.text} is not a file of more than {10 * args.context} bytes (10 times --context)"
+    if args.save and not Path(args.save).parent.is_dir():
+        return f"--save {args.save}: its folder does not exist"
+    return None
 
 
 def read_text(args):
@@ -152,6 +167,6 @@ def train(args):
 if __name__ == "__main__":
     parser = options()
     args = parser.parse_args()
-    if args.batch % args.accumulate:  # a micro-batch with fewer crops would weigh as much as the others
-        parser.exit(2, f"--batch {args.batch} cannot be divided by --accumulate {args.accumulate}\n")
+    if wrong := mistake(args):
+        parser.exit(2, f"{wrong}\n")
     train(args)

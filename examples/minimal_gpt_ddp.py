@@ -31,14 +31,14 @@ ROWS = 128  # held-out windows per forward and rank: all at once might not fit i
 def options():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--text", help="a file to learn, in place of Python's manual")
-    parser.add_argument("--updates", type=int, default=300, help="of the weights")
+    parser.add_argument("--updates", type=int, default=300, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=96, help="crops per update, of all ranks together")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches per update")
     parser.add_argument("--context", type=int, default=64, help="bytes per crop")
     parser.add_argument("--width", type=int, default=128, help="of the model, a multiple of its 4 heads")
     parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--clip", type=float, default=1.0, help="longest gradient")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--report", type=int, default=50, help="updates between two validations")
     parser.add_argument("--write", type=int, default=300, help="bytes that the trained model writes")
     parser.add_argument("--save", help="a file for the weights")
@@ -46,6 +46,23 @@ def options():
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; the weights stay in float32")
     parser.add_argument("--fsdp", action="store_true", help="shard the model, with fully_shard")
     return parser
+
+
+def mistake(args, ranks, local_size):
+    """What is wrong with the options, in one line; None if nothing is."""
+    if min(args.batch, args.accumulate, args.context, args.width, args.report) < 1:
+        return "--batch, --accumulate, --context, --width and --report must be at least 1"
+    if args.batch % (args.accumulate * ranks):  # unequal micro-batches: a mean of means is not the mean over all
+        return f"--batch {args.batch} cannot be divided by --accumulate {args.accumulate} times {ranks} ranks"
+    if args.width % HEADS:
+        return f"--width {args.width} cannot be divided by {HEADS} heads"
+    if args.text and not (Path(args.text).is_file() and Path(args.text).stat().st_size > 10 * args.context):
+        return f"--text {args.text} is not a file of more than {10 * args.context} bytes (10 times --context)"
+    if args.save and not Path(args.save).parent.is_dir():
+        return f"--save {args.save}: its folder does not exist"
+    if args.device == "cuda" and torch.cuda.device_count() < local_size:
+        return f"--device cuda takes a GPU per rank, and there are {torch.cuda.device_count()} for {local_size} ranks"
+    return None
 
 
 def read_text(args):
@@ -127,7 +144,8 @@ def train(args):
     learnt, held_out = read_text(args)
     model = GPT(args.context, args.width, args.layers).to(args.device)
     if args.fsdp:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None)  # halves what is gathered
+        policy = MixedPrecisionPolicy(  # halves what is gathered; gradients add up in float32, as DDP's do
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else MixedPrecisionPolicy()
         for part in (*model.blocks, model):  # a block's weights are gathered together; the rest with the model
             fully_shard(part, mp_policy=policy)
     wrapped = model if args.fsdp else DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -181,10 +199,13 @@ def train(args):
 if __name__ == "__main__":
     parser = options()
     args = parser.parse_args()
-    rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # by torchrun
-    if args.batch % (args.accumulate * ranks):  # unequal micro-batches: a mean of means is not the mean over all
-        parser.exit(2, f"--batch {args.batch} cannot be divided by --accumulate {args.accumulate} times {ranks} ranks\n"
-                    if rank == 0 else "")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.exit(2, "start with torchrun --nproc_per_node=2 minimal_gpt_ddp.py\n")
+    local_rank, ranks, local_size = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if wrong := mistake(args, ranks, local_size):
+        if local_rank:
+            parser.exit()  # with status 0: at another torchrun would end the rank that says what is wrong
+        parser.exit(2, f"{wrong}\n")
     if args.device == "cuda":
         torch.cuda.set_device(local_rank)  # before the ranks meet: from now on "cuda" is this rank's own GPU
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(minutes=5))

@@ -1,13 +1,15 @@
 """Make the learner's own copies of the notebooks, in my-notebooks/. scripts/lab starts it.
 
 The copies have no outputs: no prediction is answered before it is asked. A copy is made where it is missing, and never
-changed. If the course's notebook has changed since, the new one is put beside it, as NN_name.new.ipynb.
+changed. If the course's notebook has changed since, the new one is put beside it, as NN_name.new.ipynb; if it changes
+again, as NN_name.new-2.ipynb, and so on.
 
 Exit status: 0 done, 2 bad input, 130 stopped by Ctrl-C.
 """
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from course import rank_program, twins
 from course.lesson import ROOT
 
 OWN = Path("my-notebooks")
-MADE_OF = "made_of"  # in a copy's metadata: the digest of the course's notebook
+MADE_OF = "made_of"  # in a copy's metadata: the digest of the course's notebook; an earlier version wrote a list
 
 
 def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> Iterator[str]:
@@ -31,10 +33,16 @@ def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> Iterator[str]:
         copy = own / path.name
         if not copy.exists():
             twins.write(course, copy)
-        elif not any(f'"{digest}"' in each.read_text(encoding="utf-8", errors="replace")
-                     for each in own.glob(f"{path.stem}*.ipynb")):
-            twins.write(course, new := own / f"{path.stem}.new.ipynb")
-            yield f"{path.name} has changed since your copy was made. Yours stays; the new one is {new}"
+            continue
+        marks = [mark for each in own.glob(f"{path.stem}*.ipynb")
+                 for mark in re.findall(rf'"{MADE_OF}":\s*"(\w+)"', each.read_text(encoding="utf-8", errors="replace"))]
+        if digest not in marks:
+            new, number = own / f"{path.stem}.new.ipynb", 1
+            while new.exists():  # a learner may work in it
+                new = own / f"{path.stem}.new-{(number := number + 1)}.ipynb"
+            twins.write(course, new)
+            yield (f"{path.name} has changed since your copy was made. Yours stays; the new one is {new}" if marks else
+                   f"{copy} does not say of which version it was made. It stays; the course's is {new}")
 
 
 def main() -> int:

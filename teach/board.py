@@ -106,7 +106,7 @@ def described(run: pd.Series) -> str:
 
 
 def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live") -> Axes:
-    """A line a machine, from speedups(), and the class's median where at least three machines ran so many ranks.
+    """A line per machine, from speedups(), and the class's median where at least three machines ran so many ranks.
 
     Of many machines the fastest and the slowest have labels. `source`: "live" or "recorded".
     """
@@ -134,7 +134,7 @@ def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live
         ends.append((max(median), median[max(median)], f"median: {median[max(median)]:.2f}", "#000000"))
         keys.append(line_key("the class's median", color="black", linewidth=6))
     ticks(ax, sizes)
-    ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank",
+    ax.set(xlabel="world size (ranks)", ylabel="speed-up",
            ylim=(0, 1.25 * max(1, table["speedup"].max())), xlim=(sizes[0] - 0.3, sizes[-1] + 0.3))
     head(ax, title, columns=2, key=keys)
     write_beside(ax, ends, BESIDE_AN_END)

@@ -5,7 +5,7 @@
 
 Each answer is judged by its lesson's check, behind bubblewrap: no network, no file of yours or of another learner,
 bounds on time, memory, disk and processes. A file that cannot be graded is named, in a line. Into --out go grades.csv,
-answers.csv, index.html and a page a learner.
+answers.csv, index.html and a page per learner.
 
 Exit status: 0 graded, 2 bad input, 130 stopped by Ctrl-C.
 """
@@ -71,7 +71,8 @@ def grade(folder: Path, found: dict[str, list[Path]], lessons: list[str] | None)
             else:
                 chosen |= {(learner, lesson): (file, work)} if lesson in (lessons or [lesson]) else {}
         if before == len(chosen) + len(refused):
-            refused.append(refusal(learner, learner, "of other lessons alone" if paths else "nothing was handed in"))
+            why = "each notebook is of another lesson" if paths else "nothing was handed in"
+            refused.append(refusal(learner, learner, why))
 
     def judge(item):
         (learner, lesson), (file, work) = item
@@ -104,9 +105,9 @@ def get_parser():
     parser.add_argument("folder", type=nonempty_path, metavar="FOLDER", help="with what was handed in")
     parser.add_argument("--lesson", dest="lessons", action="append", metavar="NN",
                         choices=[*notebooks(), *questions.NAMES],
-                        help="grade this one; or before or after, the tests; several: an option each; default: all")
+                        help="grade this one; or before or after, the tests; one option per lesson; default: all")
     parser.add_argument("--class", dest="names", type=nonempty_path, metavar="FILE",
-                        help="who should have handed in: a name a line, as folders or notebooks are called")
+                        help="who should have handed in: a name per line, as folders or notebooks are called")
     parser.add_argument("--out", type=nonempty_path, default=Path("build/grades"), metavar="DIR",
                         help="default: %(default)s")
     return parser
@@ -134,7 +135,8 @@ def main() -> int:
         if names and (others := found.keys() - set(names)):
             print(f"not in --class: {', '.join(sorted(others))}")
         summary = f"{some(len({row['file'] for row in answers}), 'notebook')} graded, {len(refused)} not"
-        report.write(answers, refused, args.lessons or sorted({row["lesson"] for row in answers}), args.out, summary)
+        lessons = args.lessons or sorted({row["lesson"] for row in answers}) or [""]  # "": none is known, all are named
+        report.write(answers, refused, lessons, args.out, summary)
     print(f"{summary}: {(args.out / 'index.html').resolve().as_uri()}")
     return 0
 

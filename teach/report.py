@@ -18,9 +18,9 @@ TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).wit
 
 
 def write(answers: list[dict], refused: list[dict], lessons: list[str], folder: Path, line: str) -> None:
-    """Write answers.csv, grades.csv, index.html and a page a learner to `folder`.
+    """Write answers.csv, grades.csv, index.html and a page per learner to `folder`.
 
-    `lessons`: those of which each learner has a row. `line` says how it was graded.
+    `lessons`: those of which each learner has a row; [""] where none is known. `line` says how it was graded.
     """
     answers = pd.DataFrame(answers, columns=ANSWERS)
     refused = pd.DataFrame(refused, columns=["learner", "file", "why"])

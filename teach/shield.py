@@ -49,7 +49,7 @@ def room() -> list[str]:
 def check() -> None:
     """OSError if no room can be made; it says what to install."""
     if not shutil.which("bwrap"):
-        raise OSError("answers run behind bubblewrap alone: apt install bubblewrap (Linux only)")
+        raise OSError("grading needs bubblewrap: apt install bubblewrap (Linux only)")
     made = subprocess.run([*room(), sys.executable, "-c", ""], capture_output=True, text=True, timeout=30)
     if made.returncode:
         raise OSError(f"bubblewrap makes no room here ({made.stderr.strip()[:200]})")

@@ -9,6 +9,8 @@ import torch
 from torchvision.datasets import MNIST
 
 from course import runs
+from course.rendezvous import free_port
+from examples import minimal_gpt, minimal_gpt_ddp
 from scripts.prepare_data import lay_mnist
 from tests import runner
 
@@ -32,15 +34,19 @@ GPT = ["--updates", 4, "--report", 2, "--batch", 12, "--context", 16, "--width",
 FLOAT64 = {"    torch.manual_seed(0)": "    torch.set_default_dtype(torch.float64)\n    torch.manual_seed(0)"}
 
 
-def alone(name, folder, ranks, *options, edits=None, gpus="", offline=False):
-    """The finished process of a copy of the example in an empty folder, started from there: by python, with ranks=0,
-    or by torchrun. `edits`: {old: new} of its text. `offline`: whatever would be downloaded fails at once."""
+def copied(name, folder, edits):
     source = (EXAMPLES / f"{name}.py").read_text()
-    for old, new in (edits or {}).items():
+    for old, new in edits.items():
         assert source.count(old) == 1, old
         source = source.replace(old, new)
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.py").write_text(source)
+
+
+def alone(name, folder, ranks, *options, edits=None, gpus="", offline=False):
+    """The finished process of a copy of the example in an empty folder, started from there: by python, with ranks=0,
+    or by torchrun. `edits`: {old: new} of its text. `offline`: whatever would be downloaded fails at once."""
+    copied(name, folder, edits or {})
     proxy = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1") if offline else {}
     return subprocess.run(
         runner.command(ranks, f"{name}.py", *options), cwd=folder, capture_output=True, text=True, timeout=runner.LIMIT,
@@ -93,11 +99,12 @@ def test_torchvision_reads_the_files_that_set_up_lays(mnist):
         assert torch.equal(laid.data, theirs.images[:, 0]) and torch.equal(laid.targets, theirs.labels)
 
 
-@pytest.mark.promise("one model")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_many_ranks_train_the_model_of_one_process(ranks, mnist, one_process, tmp_path):
     # Ranks that begin with seeds of their own: DDP sends rank 0's weights, drawn from the seed of the one process.
-    compare(one_process, trained("minimal_ddp", tmp_path, ranks, mnist[0], {}))
+    found = trained("minimal_ddp", tmp_path, ranks, mnist[0], {"torch.cuda.is_available()": "True"})
+    compare(one_process, found)
+    assert (tmp_path / "console.txt").read_text().count("fewer GPUs than ranks: training on the CPU\n") == 1
 
 
 @pytest.mark.gpu
@@ -125,17 +132,48 @@ def test_without_files_and_network_it_trains_on_random_images_and_says_so(name, 
     edits = {"EPOCHS = 3": "EPOCHS = 1", "6000, (1,": "96, (1,", "1000, (1,": "11, (1,"}
     done = alone(name, tmp_path, ranks, edits=edits, offline=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("training on FakeData, random images") == 1 and "Epoch: 0, Loss: 2." in done.stdout
+    said = r"cannot be downloaded \(.*Connection refused.*\): training on FakeData, random images\n"
+    assert len(re.findall(said, done.stdout)) == 1 and "Epoch: 0, Loss: 2." in done.stdout
 
 
-@pytest.mark.promise("one line")
-@pytest.mark.parametrize(("name", "options", "words"), [
-    ("minimal_ddp", [], "BATCH = 96 cannot be divided by 5 ranks"),
-    ("minimal_gpt_ddp", [], "--batch 96 cannot be divided by --accumulate 2 times 5 ranks"),
-    ("minimal_gpt", ["--accumulate", 7], "--batch 96 cannot be divided by --accumulate 7")])
-def test_ranks_that_cannot_share_a_batch_equally_are_refused_in_one_line(name, options, words):
-    done = runner.run(0, *options, script=f"examples/{name}.py", RANK="0", LOCAL_RANK="0", WORLD_SIZE="5")
+def test_nodes_that_share_a_folder_download_one_after_the_other(mnist, tmp_path):
+    busy = repr(str(tmp_path / "busy"))  # mkdir fails where the other node's is there
+    copied("minimal_ddp", tmp_path, {
+        "EPOCHS = 3": "EPOCHS = 0", '"minimal.pt"': repr(str(tmp_path / "minimal.pt")),
+        "MNIST(args.data, download=True)": f"os.mkdir({busy}), __import__('time').sleep(1), os.rmdir({busy})"})
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CUDA_VISIBLE_DEVICES": "",
+             "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    for done in runner.together([place | {"RANK": rank} for rank in "01"], "--data", mnist[0],
+                                script=tmp_path / "minimal_ddp.py"):
+        assert done.returncode == 0 and "FakeData" not in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "ranks", "options", "words"), [
+    ("minimal_ddp", 5, [], "BATCH = 96 cannot be divided by 5 ranks"),
+    ("minimal_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_ddp.py"),
+    ("minimal_gpt_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_gpt_ddp.py"),
+    ("minimal_gpt_ddp", 3, ["--device", "cuda"], "--device cuda takes a GPU per rank, and there are 0 for 3 ranks"),
+    ("minimal_gpt", 0, ["--accumulate", 7], "--batch 96 cannot be divided by --accumulate 7")])
+def test_what_cannot_be_trained_is_refused_in_one_line(name, ranks, options, words):
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)} if ranks else {}
+    done = runner.run(0, *options, script=f"examples/{name}.py", CUDA_VISIBLE_DEVICES="", **place)
     assert done.returncode == 2 and done.stderr == f"{words}\n", done.stderr
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ("--accumulate=0", "--report must be at least 1"), ("--report=0", "--report must be at least 1"),
+    ("--batch=15", "--batch 15 cannot be divided by --accumulate 2"), ("--width=30", "cannot be divided by 4 heads"),
+    ("--text=none.txt", "is not a file of more than 640 bytes"), ("--text={}/short", "is not a file of more than 640"),
+    ("--save={}/none/gpt.pt", "its folder does not exist"), ("--text={}/text --save=gpt.pt", None)])
+def test_options_that_the_gpt_cannot_train_with_are_found_before(options, words, tmp_path):
+    for name, size in (("short", 640), ("text", 641)):
+        (tmp_path / name).write_bytes(bytes(size))
+    for program, more in ((minimal_gpt, ()), (minimal_gpt_ddp, (1, 1))):
+        args = program.options().parse_args(options.format(tmp_path, tmp_path).split())
+        found = program.mistake(args, *more)
+        assert found is None if words is None else words in found and "\n" not in found
+        if words is None:
+            assert [len(part) > 0 for part in minimal_gpt.read_text(args)] == [True, True]
 
 
 @pytest.fixture(scope="module")

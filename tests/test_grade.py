@@ -87,6 +87,16 @@ def test_the_tables_of_a_class(tmp_path, monkeypatch):
     assert len(pages) == 1 + len(expected) + 2 and sum("hanging.ipynb" in page for page in pages.values()) == 1
 
 
+def test_grades_csv_has_a_row_of_each_learner_where_nothing_could_be_graded(tmp_path, monkeypatch):
+    monkeypatch.setattr(shield, "check", lambda: None)
+    (tmp_path / "in" / "zoe").mkdir(parents=True)
+    (tmp_path / "in" / "ada.ipynb").write_text("{")
+    assert grade(monkeypatch, tmp_path / "in", "--out", tmp_path / "out") == 0
+    grades = pd.read_csv(tmp_path / "out" / "grades.csv")
+    assert grades.learner.tolist() == ["ada", "zoe"] and grades[["lesson", "percent"]].isna().all(axis=None)
+    assert grades["why not"].notna().all() and (tmp_path / "out" / "index.html").exists()
+
+
 # What stands in a notebook in place of the stub, cell by cell. Each is right in the learner's own notebook.
 HABITS = {
     "a cell that raises": ["1 / 0", SHARD], "a cell that hangs": ["while True: pass", SHARD],

@@ -40,9 +40,22 @@ def test_a_copy_is_the_course_s_without_outputs_and_is_made_once(folders):
 
 def test_a_changed_lesson_is_put_beside_the_copy_and_said_once(folders):
     lessons, own, publish = folders
-    before = (own / NAME).read_bytes()
-    for text in ("my_guess = 0", "my_guess = 1"):
-        publish(text, "check.shard(my_shard)")
+    for number, name in enumerate(["05_shards.new.ipynb", "05_shards.new-2.ipynb", "05_shards.new-3.ipynb"]):
+        before = {path: path.read_bytes() for path in own.iterdir()}
+        publish(f"my_guess = {number}", "check.shard(my_shard)")
         [line] = my_notebooks.update(lessons, own)
-        assert "05_shards.new.ipynb" in line and list(my_notebooks.update(lessons, own)) == []
-        assert sources(own / "05_shards.new.ipynb")[0] == text and (own / NAME).read_bytes() == before
+        assert "has changed" in line and name in line and list(my_notebooks.update(lessons, own)) == []
+        assert sources(own / name)[0] == f"my_guess = {number}"
+        assert all(path.read_bytes() == content for path, content in before.items()), "a learner may work in each"
+
+
+@pytest.mark.parametrize("mark", [[["id", "0123456789abcdef"]], None], ids=["of an earlier version", "none"])
+def test_of_a_copy_with_another_mark_nobody_says_that_the_course_has_changed(folders, mark):
+    lessons, own, _ = folders
+    old = nbformat.read(own / NAME, as_version=4)
+    old.metadata[my_notebooks.MADE_OF] = mark
+    nbformat.write(old, own / NAME)
+    before = (own / NAME).read_bytes()
+    [line] = my_notebooks.update(lessons, own)
+    assert "changed" not in line and "05_shards.new.ipynb" in line and (own / NAME).read_bytes() == before
+    assert list(my_notebooks.update(lessons, own)) == []

@@ -142,7 +142,7 @@ def test_the_whole_command_is_what_comes_once_and_the_epochs(log):
     assert bars == [(0, 2.5), (2.5, 36), (38.5, 4.5), (0, 28), (28, 18), (46, 4.5)]
     assert {*plots.COMMAND, "one", "ddp2", "cut"} <= set(texts(ax))
     assert {"  43.0 s", "  50.5 s", " fewer than two epochs"} <= set(texts(ax))
-    assert ax.get_title(loc="left") and "seconds" in ax.get_xlabel()
+    assert ax.get_title(loc="left")
     synthetic = typed(runs.read_run(log("a", synthetic=True)), a=50.0)
     assert "SYNTHETIC DATA" in texts(plots.whole_command(synthetic)) and "SYNTHETIC DATA" not in texts(ax)
 
@@ -209,7 +209,6 @@ def test_timeline_draws_each_event_from_its_start_to_its_end():
     np.testing.assert_allclose(drawn, sorted(zip(EVENTS["start"], EVENTS["end"], strict=True)))
     lanes = [text.get_text() for text in ax.get_yticklabels()]
     assert lanes == ["rank 0\ncompute", "rank 0\nall-reduce", "rank 1\ncompute"]
-    assert "milliseconds" in ax.get_xlabel()
     assert {"forward", "backward", "all-reduce", "checkpoint"} == {t.get_text() for t in ax.get_legend().get_texts()}
     colours = [bar.get_facecolor() for bar in ax.patches]
     assert len(set(colours)) == 4, "a colour for each kind of event"

@@ -104,6 +104,25 @@ def test_the_checksums_of_earlier_versions_are_no_columns(read):
     assert len(df) == 3 and set(df["status"]) == {"completed"} and "crc" not in df
 
 
+def test_a_record_without_what_it_needs_is_a_damaged_line(read):
+    log = whole_log()
+    log[2:] = [{"kind": "epoch"}, {"kind": "epoch", "epoch": "1"}, {"kind": "end"}]
+    df = read(as_text(log))
+    assert df["epoch"].tolist() == [0] and df["status"].item() == "unfinished"
+    assert df["note"].item() == "3 damaged lines; no end record; 1 of 3 epochs"
+
+
+@pytest.mark.parametrize("log", [
+    whole_log(epochs="ten"), whole_log(lr=[0.1]), whole_log(synthetic="yes"), whole_log(seed=2**64),
+    [run_record(), RESTART | {"epochs": "ten", "world_size": [2]}], [run_record(), end_record(seconds="long")]])
+def test_a_field_of_another_type_is_refused_and_named_with_the_file(write, log):
+    path = write(as_text(log), "typed.jsonl")
+    with pytest.raises(runs.RunError, match=r"^\S*typed.jsonl: cannot be read: its field \w+ is .*$"):
+        runs.read_run(path)
+    with pytest.warns(UserWarning, match="typed.jsonl"):
+        assert len(runs.read_runs([path, write(as_text(whole_log()), "good.jsonl")])) == 3
+
+
 def test_a_failed_run_says_why(read):
     df = read(as_text([*whole_log()[:2], end_record(status="failed", error="ValueError:\n no")]))
     assert df["status"].item() == "failed" and df["note"].item() == "ValueError: no; 1 of 3 epochs"

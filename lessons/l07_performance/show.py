@@ -103,7 +103,7 @@ def losses(speedups: dict[int, Ratio], ceilings: dict[int, dict], devices: int) 
 
 def per_step(df: pd.DataFrame) -> pd.DataFrame:
     """The table of `runs.read_runs`, with each phase in milliseconds a step, of rank 0."""
-    each = [1000 / runs.updates_an_epoch(run.samples, run.world_size, run.batch_size) for run in df.itertuples()]
+    each = [1000 / runs.updates_per_epoch(run.samples, run.world_size, run.batch_size) for run in df.itertuples()]
     return df.assign(**{f"{phase}_seconds": df[f"{phase}_seconds"] * each for phase in PHASES})
 
 

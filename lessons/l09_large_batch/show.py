@@ -33,7 +33,7 @@ def along(df: pd.DataFrame) -> pd.DataFrame:
     """
     done = df["epoch"].astype(float) + 1
     each = zip(df["samples"], df["world_size"], df["batch_size"], strict=True)
-    steps = [runs.updates_an_epoch(*run) for run in each]
+    steps = [runs.updates_per_epoch(*run) for run in each]
     return df.assign(images=done * df["samples"].astype(float), updates=done * steps, elapsed=elapsed(df),
                      global_batch=df["world_size"] * df["batch_size"])
 

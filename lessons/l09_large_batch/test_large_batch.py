@@ -42,7 +42,7 @@ def test_ranks_with_a_rule_are_one_process_with_the_larger_batch_and_rate(tmp_pa
 def test_updates_are_counted_as_the_loader_makes_them():
     for samples, ranks, batch_size in product((100, 101), (1, 2, 3), (7, 25)):
         loader = DataLoader(range(samples), batch_size, sampler=DistributedSampler(range(samples), ranks, 0))
-        assert runs.updates_an_epoch(samples, ranks, batch_size) == len(loader)
+        assert runs.updates_per_epoch(samples, ranks, batch_size) == len(loader)
 
 
 # ------------------------------------------------------------------------------------------------- the recorded runs

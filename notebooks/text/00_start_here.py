@@ -203,7 +203,7 @@ apart = min(small_gain.rounds, gain.rounds) > 2 and (
 lesson.predicted(my_small, "not told apart" if not apart
                  else "more" if small_gain.median > gain.median else "less")
 lesson.table([{"run": run.label, "images an update": run.batch_size * run.world_size,
-               "updates an epoch": runs.updates_an_epoch(
+               "updates an epoch": runs.updates_per_epoch(
                    run.samples, run.world_size, run.batch_size),
                "images/s": f"{run.images_per_second:,.0f}",
                "times as fast as one process": "1" if run.world_size == 1 else str(ratio),

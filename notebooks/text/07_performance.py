@@ -94,7 +94,7 @@ sizes, batch_size = [1, 2, 4, 8], 64  # 64 is main.py's default, for each proces
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{
     "ranks": n, "images an epoch": f"{samples:,}", "images a step, each rank": batch_size,
-    "global batch": n * batch_size, "steps an epoch": runs.updates_an_epoch(samples, n, batch_size),
+    "global batch": n * batch_size, "steps an epoch": runs.updates_per_epoch(samples, n, batch_size),
     "ranks for each device": f"{n / devices:.3g}"} for n in sizes])
 
 # %% [markdown]

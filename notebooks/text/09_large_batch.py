@@ -69,7 +69,7 @@ lr = 0.01  # learning rate of one rank
 # %%
 sizes, batch_size = [int(number) for number in ranks_to_run.split()], 64
 most = sizes[-1]
-updates = {n: runs.updates_an_epoch(samples, n, batch_size) for n in sizes}
+updates = {n: runs.updates_per_epoch(samples, n, batch_size) for n in sizes}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{"ranks": n, "global batch": n * batch_size, "updates an epoch": count,

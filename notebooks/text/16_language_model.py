@@ -494,7 +494,8 @@ check.mfu(my_mfu)
 my_largest = None  # billions
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-budget = memory.USABLE * 80e9
+usable = 0.9  # of a device's memory
+budget = usable * 80e9
 names = ["DDP", "ZeRO-1 as PyTorch has it", "ZeRO-3: FSDP"]
 
 
@@ -515,7 +516,7 @@ lesson.table([{"parameters": f"{size / 1e9:g} billion"} | {
     f"{name}, GB": f"{needed(name, size) / 1e9:.0f}" for name in names}
     for size in (0.124e9, 1.5e9, 7e9, 13e9, 70e9)])
 lesson.verdict([f"{name} fits up to {largest(name):.1f} billion parameters on 8 devices of "
-                f"80 GB, of which {memory.USABLE:.0%} are used." for name in names])
+                f"80 GB, of which {usable:.0%} are used." for name in names])
 
 # %% [markdown]
 # Left out are the scores. For GPT-2 4,096 tokens × 50,257 entries × 4 bytes are 0.8 GB, and their gradient as much
