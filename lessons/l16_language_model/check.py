@@ -246,8 +246,9 @@ WRAPPED = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
 SYNC, NO_SYNC = "if last or args.fsdp", " else wrapped.no_sync()"
 SHARD = (
     "    if args.fsdp:\n"
-    "        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None)"
-    "  # halves what is gathered\n"
+    "        policy = MixedPrecisionPolicy("
+    "  # halves what is gathered; gradients add up in float32, as DDP's do\n"
+    "            param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else MixedPrecisionPolicy()\n"
     "        for part in (*model.blocks, model):  # a block's weights are gathered together; the rest with the model\n"
     "            fully_shard(part, mp_policy=policy)\n")
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of the mean gradient"
