@@ -51,14 +51,16 @@ def ranks(name):
     return 0 if TABLE[name].run == "python {script}" else TABLE[name].ranks
 
 
-@pytest.mark.parametrize("name", runner.sampled(sorted(FOUND), 8))
+@pytest.mark.parametrize("name", runner.sampled(sorted(FOUND), 4))
 def test_a_broken_program_gets_its_finding(name, tmp_path):
-    done, names = doctor(ranks(name), TABLE[name].program, folder=tmp_path)
+    # started by hand, rank 0 would take the store along as it fails, and the others could say nothing of it
+    start = runner.torchrun if name == "wrong_traceback" else runner.run
+    done, names = doctor(ranks(name), TABLE[name].program, folder=tmp_path, start=start)
     assert names == [FOUND[name]] and done.returncode, done.stderr
     assert findings(tmp_path)[0]["where"].startswith(f"{TABLE[name].program}:")
 
 
-@pytest.mark.parametrize("name", runner.sampled(REPAIRED, 4))
+@pytest.mark.parametrize("name", runner.sampled(REPAIRED, 2))
 def test_a_repaired_program_gets_none(name, tmp_path):
     done, names = doctor(ranks(name), written(tmp_path, TABLE[name].text("repaired")), folder=tmp_path)
     assert names == [] and done.returncode == 0, done.stderr
@@ -166,7 +168,7 @@ def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
     assert names == [] and done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", runner.sampled(CHANGES, 4))
+@pytest.mark.parametrize("name", runner.sampled(CHANGES, 3))
 def test_mistakes_in_a_training_are_the_only_findings(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(CHANGES[name])), folder=tmp_path)
     assert sorted(names) == name.split() and done.returncode, done.stderr
@@ -317,7 +319,7 @@ UNRULY = {  # name: (script, exit status, what must be said)
 }
 
 
-@pytest.mark.parametrize("name", runner.sampled(UNRULY, 3))
+@pytest.mark.parametrize("name", runner.sampled(UNRULY, 2))
 def test_an_unruly_script_ends_as_it_would_and_is_told(name, tmp_path):
     text, status, said = UNRULY[name]
     done, _ = doctor(2, written(tmp_path, text), folder=tmp_path)
