@@ -72,8 +72,7 @@ def test_ranks_with_cores_of_their_own_are_not_said_to_share_them(launcher, warn
     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "mpirun started 2"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
     ({**MPI["Open MPI"], **MEET, "RANK": "0", "WORLD_SIZE": "1"}, "each found RANK 0 and WORLD_SIZE 1"),
-    ({**STEP, "SLURM_JOB_NAME": "bash"}, "looks like an interactive shell"),
-], ids=["Open MPI", "MPICH", "variables left over", "srun --pty bash"])
+], ids=["Open MPI", "MPICH", "variables left over"])
 def test_what_is_no_rank_is_refused(env, words):
     """As in the list of cases that were found silent, or waiting for ten minutes."""
     with pytest.raises(files.Refused, match=words):

@@ -105,7 +105,7 @@ def test_log_and_console_are_read_back_whole(two_ranks):
 def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     """With BatchNorm the ranks' statistics differ: what is reported must be what is saved."""
     weights, epochs, printed = train(tmp_path, 3, "--model", "resnet", "--samples", 400)
-    assert "2 image(s) are trained on twice an epoch" in printed
+    assert "2 image(s) are trained on twice per epoch" in printed
     model = models.SmallResNet()
     model.load_state_dict(weights)
     model.eval()
@@ -134,10 +134,10 @@ def test_what_is_sent_and_what_is_imported(tmp_path):
     script = tmp_path / "count.py"
     script.write_text("""import main, sys, torch
 from torch.nn.parallel import DistributedDataParallel as DDP
-calls, made = [], DDP.__init__
+calls, models, made = [], [], DDP.__init__
 def init(self, *args, **kwargs):
     made(self, *args, **kwargs)
-    self.training and print("sends buffers", self.will_sync_module_buffers())
+    models.append(self)
     def hook(state, bucket):
         calls.append(bucket.is_last())
         return torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(
@@ -145,6 +145,7 @@ def init(self, *args, **kwargs):
     self.register_comm_hook(None, hook)
 DDP.__init__ = init
 main.main()
+print("sends buffers", models[0].will_sync_module_buffers())
 print("messages", sum(calls), [name for name in ("torchvision", "pandas", "matplotlib") if name in sys.modules],
       flush=True)
 """)
