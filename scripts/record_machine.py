@@ -132,6 +132,8 @@ def main():
     if target.exists():
         parser.error(f"{target} is there already, and no recording is changed: choose another NAME")
     os.environ["OMP_NUM_THREADS"] = "1"
+    # as in the lessons, beside whose runs they stand: course/lesson.py, begin()
+    os.environ.update(MALLOC_TRIM_THRESHOLD_="-1", MALLOC_MMAP_MAX_="0")
     with rank_program.stoppable(parser):
         live.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=live, prefix=f"{args.name}-") as made:

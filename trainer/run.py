@@ -94,8 +94,8 @@ class Run:
         self.store: dist.Store | None = None  # that the ranks share: see launch.init_distributed_mode
         self.parts: dict[str, Any] = {}  # what a checkpoint holds: model, optimizer and scheduler
         self.identity: dict[str, Any] = {}  # what two runs must share to hold the same
-        self.sums = torch.zeros(3)  # of this rank in this epoch: loss, hits, images
-        self.timer = utils.PhaseTimer(placement.device)
+        self.sums: torch.Tensor  # of this rank in this epoch: loss, hits, images
+        self.timer: utils.PhaseTimer  # of this epoch; made late, for on a GPU it uses the current one
         self.track, self.bar = run_log.tracker(args.tracker if placement.rank == 0 else None), None
         self.stop_signal: str | None = None
         self.vote: Vote | None = None
