@@ -6,7 +6,6 @@ torch.save writes it, and torch.load(PATH, weights_only=True) reads it: loading 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,10 @@ class Checkpoint:
         """Replace the file by `state`. At every moment PATH or PATH.previous is whole: the new file is flushed to the
         disk before it takes the name. Unwritable, and no change, where it cannot be written."""
         with files.writing(self.path):
-            with saved(state, self.path) as part:
+            with files.whole(self.path) as part:
+                write_out(state, part)
                 if self.path.exists():
                     os.replace(self.path, self.previous)
-                os.replace(part, self.path)
             folder = os.open(self.path.parent, os.O_RDONLY)
             with contextlib.suppress(OSError):  # some file systems have no fsync for folders
                 os.fsync(folder)  # the names, too, must reach the disk
@@ -71,22 +70,15 @@ class Checkpoint:
                 os.replace(self.path, f"{self.path}.damaged")
 
 
-@contextlib.contextmanager
-def saved(state: Any, path: str | Path) -> Iterator[Path]:
-    """A file beside `path` that holds `state` and has reached the disk, for the block to rename. OSError where it
-    cannot be written."""
-    part = files.part_of(path)
+def write_out(state: Any, path: Path) -> None:
+    """Let a file hold `state`, on the disk and not only in memory. OSError where it cannot be written."""
     try:
-        try:
-            with open(part, "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except RuntimeError as error:  # torch's own, as it closes a file that it could not write
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-        yield part
-    finally:
-        part.unlink(missing_ok=True)
+        with open(path, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:  # torch's own, as it closes a file that it could not write
+        raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -105,5 +97,5 @@ def load(path: Path) -> dict[str, Any]:
 
 def save_model(raw_model: torch.nn.Module, path: str | Path) -> None:
     """The raw model's weights, whole or not at all; Unwritable. DDP's own names begin with "module."."""
-    with files.writing(f"--save-model {path}"), saved(raw_model.state_dict(), path) as part:
-        os.replace(part, path)
+    with files.writing(f"--save-model {path}"), files.whole(path) as part:
+        write_out(raw_model.state_dict(), part)

@@ -246,11 +246,8 @@ def get_parser(description: str | None = None) -> Parser:
         if one.metadata.get("hidden"):
             continue
         name, kind = f"--{one.name.replace('_', '-')}", hints[one.name]
-        if get_origin(kind) in (types.UnionType, Union):
+        if optional := get_origin(kind) in (types.UnionType, Union):
             kind = next(part for part in get_args(kind) if part is not types.NoneType)
-            optional = True
-        else:
-            optional = False
         settings: dict[str, Any] = {"help": helps[one.name].replace("%", "%%"), "default": one.default}
         if kind is bool and one.default is True:
             name, settings = f"--no-{name[2:]}", settings | {"action": "store_false", "dest": one.name}
