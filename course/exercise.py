@@ -47,7 +47,6 @@ from typing import Any
 
 NOTHING = "Your function returned nothing. Is its `return` missing?"
 PACKED = "<packed "  # begins the file name of code that unpack() ran
-LIMIT = 30  # seconds for all cases of an answer
 
 
 class Wrong(Exception):
@@ -84,19 +83,20 @@ class Exercise:
     """A check, its solution, its hint and the typical mistakes.
 
     check: a generator function, answer -> Cases. solution: the right answer, a function or a value. mistakes:
-    {message for the learner who made it: the wrong answer}.
+    {message for the learner who made it: the wrong answer}. limit: seconds for all cases of an answer.
     """
 
     file: Any = ""
     """what a notebook's check has last found right, such as the path of a file: it can go on to run"""
 
-    def __init__(self, check: Callable[[Any], Iterable[Case]], solution, hint: str, mistakes: dict[str, Any]):
-        self.check, self.answer, self.hint_text, self.mistakes = check, solution, hint, mistakes
+    def __init__(self, check: Callable[[Any], Iterable[Case]], solution, hint: str, mistakes: dict[str, Any],
+                 limit: float = 30):
+        self.check, self.answer, self.hint_text, self.mistakes, self.limit = check, solution, hint, mistakes, limit
         self.__name__, self.__doc__ = check.__name__, check.__doc__
 
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         """For each answer its cases, and the exception that ended it early, if any."""
-        return [_observed(self.check, answer) for answer in answers]
+        return [_observed(self.check, answer, self.limit) for answer in answers]
 
     def verdict(self, attempt) -> tuple[str, str]:
         """("untried" | "wrong" | "right", message) for the learner's function or value."""
@@ -184,9 +184,9 @@ class Shown:
                 f'<b style="{badge}">{self.mark} {verdict}{dot}</b>{reason}</div>')
 
 
-def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Callable], Exercise]:
+def exercise(*, solution, hint: str, mistakes: dict[str, Any], limit: float = 30) -> Callable[[Callable], Exercise]:
     """Make an Exercise of the decorated generator."""
-    return lambda check: Exercise(check, solution, hint, mistakes)
+    return lambda check: Exercise(check, solution, hint, mistakes, limit)
 
 
 def mistake(answer: Callable, edits: dict[str, str]) -> Callable:
@@ -214,10 +214,10 @@ def _of_text(answer, text, *args, **options):
     return namespace[answer.__name__](*args, **options)
 
 
-def _observed(check, answer):
+def _observed(check, answer, limit):
     cases = []
     try:
-        with _bounded():
+        with _bounded(limit):
             for case in check(answer) or ():
                 cases.append(case)
     except (Exception, SystemExit) as error:  # whatever the learner's code raises, run-all goes on
@@ -226,16 +226,16 @@ def _observed(check, answer):
 
 
 @contextlib.contextmanager
-def _bounded():
-    """Ends what takes longer than LIMIT. Only the main thread gets signals: elsewhere nothing is bounded."""
+def _bounded(limit):
+    """Ends what takes longer than `limit` seconds. Only the main thread gets signals: elsewhere nothing is bounded."""
     def give_up(*_):
-        raise Ended(f"Your function had not come to its end after {LIMIT} s. Does each of its loops stop, whatever the "
+        raise Ended(f"Your function had not come to its end after {limit} s. Does each of its loops stop, whatever the "
                     "numbers?", "never ended")
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler, timer = signal.signal(signal.SIGALRM, give_up), signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    handler, timer = signal.signal(signal.SIGALRM, give_up), signal.setitimer(signal.ITIMER_REAL, limit)
     try:
         yield
     finally:  # a test's own limit goes on

@@ -81,6 +81,8 @@ class Measurement:
     """the ranks are one process group (gloo) before the function is called"""
     preload: tuple[str, ...] = ()
     """modules that the ranks find imported: what takes seconds, once for all"""
+    wait: float = WAIT
+    """longest wait of the learner's function for another rank, seconds"""
 
     def run(self, attempts: list[tuple[Any, int]]) -> list[list[dict] | Exception]:
         """For each attempt what each rank measured, or the error that says how it ended. All attempts run at once.
@@ -276,13 +278,13 @@ def be_rank(measurement, attempt, rank, ranks, folder):
         importlib.import_module(module)
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))  # as torchrun: answers ask
-    context = RankContext(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
+    context = RankContext(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, measurement.wait)
     context.gather("ready", True, START)
     if rank == 0:
         Path(folder, "begun").touch()
     if measurement.group:
         dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=rank, world_size=ranks,
-                                timeout=timedelta(seconds=WAIT))
+                                timeout=timedelta(seconds=measurement.wait))
         shortcuts.defer_compiler()  # after it: joining the group brings in the real one
     measured = context.gather("measured", see(measurement, attempt, context), LIMIT + START)
     if rank == 0:

@@ -33,6 +33,7 @@ FIGURES = re.compile(r"Loss:\s*(\d+\.\d+|nan|inf).*?acc:\s*(\d+\.\d+)", re.IGNOR
     "save)? Begin with init_process_group, DistributedDataParallel and DistributedSampler, and call the check: it says "
     "what comes next.",
     mistakes={},  # whole programs: lessons/l06b_ddp_traps/test_capstone.py has them
+    limit=300,  # each of the RUNS bounds itself (course/on_ranks.py); a busy machine takes minutes to start so many
 )
 def program(attempt):
     """On 1, 2 and 3 ranks your program trains the model that minimal.py trains, from the same images an update. What it

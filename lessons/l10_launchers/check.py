@@ -414,6 +414,7 @@ def by_slurm(text):
             LINE.replace("$MASTER", "$(hostname)"),
         "Each host would come under a name of its own.": LINE.replace("main.py", "--rdzv-id=$(hostname) main.py"),
     },
+    limit=180,  # it starts hosts and Slurm, which bound their own time
 )
 def line(answer):
     """Both hosts go to one endpoint under one name, and the rendezvous numbers them."""
@@ -501,6 +502,7 @@ def of_job(text):
         "Four is the world size. --nproc-per-node counts the ranks of one node.":
             JOB.replace("--nproc-per-node=2", "--nproc-per-node=4"),
     },
+    limit=180,
 )
 def job(answer):
     """srun starts one torchrun on each node, or each rank itself; they meet on the job's first node, at a port that

@@ -139,6 +139,7 @@ def kill_often(function):
         "Give the new file its name.": never_renamed,
         "It got its name before the data had left the program's buffer: close the file first.": renamed_too_soon,
     },
+    limit=2 * LIMIT,
 )
 def never_half(answer):
     """Killed before each single instruction, your function left the whole old file or the whole new one. main.py too
