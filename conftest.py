@@ -13,15 +13,22 @@ for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` 
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 if tuple(map(int, version("torch").split(".")[:2])) < (2, 14):  # its torchrun takes no free port by itself
     os.environ["PET_MASTER_PORT"] = str(29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
+LONG = [f"test_{name}.py" for name in ("exercises", "broken", "checkpoint", "main", "doctor", "examples",
+                                       "notebooks_run")]
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
-    """For --dist loadgroup: a file's tests share what they started; notebooks share nothing, and begin first."""
+    """For --dist loadgroup: a file's tests share what they started, notebooks share nothing. What takes longest begins
+    first, so that no worker is left with it at the end.
+
+    A wrapper, since pytest-xdist reads the groups in a hook of its own, which it registers to be called before ours.
+    """
     for item in items:
         alone = item.path.name == "test_notebooks_run.py"
         item.add_marker(pytest.mark.xdist_group(item.name if alone else item.path.name))
-    items.sort(key=lambda item: item.path.name != "test_notebooks_run.py")
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -65,7 +65,7 @@ def is_the_undisturbed(ranks, undisturbed, model, log):
     return continued
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.weekly), 2])
 def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturbed, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
     options = [*JOB, "--log-file", log, "--save-model", model, "--checkpoint", file]
@@ -104,6 +104,7 @@ main.main()
     assert output.count("stopped in epoch") == 1 and runs.read_run(log)["status"].iloc[0] == "resumable", output
 
 
+@pytest.mark.weekly
 def test_accumulation_and_dropout_go_on_where_they_were_and_dropout_differs_from_rank_to_rank(tmp_path):
     script = tmp_path / "dropout.py"
     script.write_text(f"""import main, os, signal, torch

@@ -105,6 +105,7 @@ def test_a_folder_of_images_is_trained_on(folder, tmp_path):
     assert (run["dataset"], run["samples"], run["test_samples"]) == (str(folder), 96, 27)
 
 
+@pytest.mark.weekly
 def test_a_users_data_py_is_trained_on_and_a_run_that_resumes_draws_what_an_undisturbed_one_does(tmp_path):
     file = tmp_path / "data.py"
     file.write_text(f"""import os, random, torch

@@ -99,7 +99,7 @@ def test_torchvision_reads_the_files_that_set_up_lays(mnist):
         assert torch.equal(laid.data, theirs.images[:, 0]) and torch.equal(laid.targets, theirs.labels)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.weekly), 3])
 def test_many_ranks_train_the_model_of_one_process(ranks, mnist, one_process, tmp_path):
     # Ranks that begin with seeds of their own: DDP sends rank 0's weights, drawn from the seed of the one process.
     found = trained("minimal_ddp", tmp_path, ranks, mnist[0], {"torch.cuda.is_available()": "True"})
@@ -184,7 +184,8 @@ def one_gpt(tmp_path_factory):
     return done.stdout, torch.load(folder / "gpt.pt", weights_only=True)
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(2, []), (3, []), (2, ["--fsdp"])])
+@pytest.mark.parametrize(("ranks", "options"), [
+    pytest.param(2, [], marks=pytest.mark.weekly), (3, []), (2, ["--fsdp"])])
 def test_many_ranks_train_the_gpt_of_one_process(ranks, options, one_gpt, tmp_path):
     done = alone("minimal_gpt_ddp", tmp_path, ranks, *GPT, *options, edits=FLOAT64)
     assert done.returncode == 0, done.stderr
@@ -198,6 +199,7 @@ def test_many_ranks_train_the_gpt_of_one_process(ranks, options, one_gpt, tmp_pa
         assert (found[name] - weight).abs().max() < 1e-8, name
 
 
+@pytest.mark.weekly
 def test_bf16_trains_too(tmp_path):
     for ranks, name, options in ((0, "minimal_gpt", []), (2, "minimal_gpt_ddp", ["--fsdp"])):
         done = alone(name, tmp_path, ranks, *GPT, "--bf16", *options)

@@ -116,6 +116,7 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     assert epochs[-1]["val_loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), abs=1e-5)
 
 
+@pytest.mark.weekly
 def test_what_computes_otherwise_trains_nearly_the_same(two_ranks, tmp_path):
     expected = losses(two_ranks[2])
     changed = losses(train(tmp_path, 2, "--batch-size", 48, "--bf16", "--comm-hook", "fp16")[1])

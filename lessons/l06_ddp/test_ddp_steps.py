@@ -33,6 +33,7 @@ def results(tmp_path_factory):
     return {**{name: steps[trained] for name, trained in TRAINED.items()}, **answers}
 
 
+@pytest.mark.weekly
 def test_nothing_and_broadcast_drift_apart(results):
     assert all(apart > 0.01 for apart in results["none"]["between_ranks"])
     start, *later = results[1]["between_ranks"]

@@ -52,6 +52,7 @@ def processes_of(folder):
 # --------------------------------------------------------------------------------------------------------- kill_rank.py
 
 
+@pytest.mark.weekly
 def test_killed_ranks_are_started_again_and_a_kill_that_comes_too_late_is_said(tmp_path):
     log, kills = tmp_path / "run.jsonl", [(1, 1.0), (0, 2.3)]
     done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in [*kills, (1, 20)]),
@@ -103,6 +104,7 @@ def test_an_earlier_run_in_the_log_is_not_this_one(tmp_path):
 # --------------------------------------------------------------------------------------------------------- lose_node.py
 
 
+@pytest.mark.weekly
 @needs_hosts
 def test_a_node_is_lost_and_comes_back(tmp_path):
     done = script(LOSE, "rejoin", "--out", tmp_path, "--epochs", 1, "--", *JOB, seconds=2 * runner.LIMIT)
