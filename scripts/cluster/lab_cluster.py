@@ -40,7 +40,8 @@ def get_arguments(parser):
             "hosts count from 0, and the seconds must be 0 or more"),
             metavar="NODE@SECONDS", action="append", default=[],
             help=f"{what}, so many seconds after COMMAND began; may be repeated")
-    add("--rate", help="bits a second of each host's link, as tc writes it: 100mbit (default: what the kernel can)")
+    add("--rate", help="bits per second of each host's network card, each way, which its connections share; as tc "
+        "writes it: 100mbit (default: what the kernel can)")
     add("--delay", help="how long each packet is on its way: 25ms. Needs netem in the kernel (default: none)")
     add("--timeout", type=options.positive(float), default=300,
         help="end everything after so many seconds (default: %(default)s)")
