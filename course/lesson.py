@@ -164,6 +164,17 @@ def verdict(text: str | list[str]) -> None:
     _show(text if isinstance(text, str) else "\n".join(f"- {line}" for line in text))
 
 
+def live_ranks(count: int, timeout: float = 10) -> None:
+    """Start `count` ranks that wait for cells: each cell that begins with %%px runs on all of them.
+
+    They have met in a gloo group, in which a wait ends after `timeout` seconds with an error. Called again, it gives
+    them a new group, and forgets what cells have defined on them. They end with the notebook's kernel.
+    """
+    from course import live_ranks
+
+    print(live_ranks.start(count, timeout))
+
+
 def sign(name: str | None) -> None:
     """Write the name of this machine for the class's board beside the logs; None leaves it without a name."""
     if name is not None:
