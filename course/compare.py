@@ -1,8 +1,23 @@
-"""The one rule of this course for "faster" and "slower". Lesson 01 explains it."""
+"""The one rule of this course for "faster" and "slower". Lesson 01 explains it.
+
+Two programs run in turns; a round of the one and the round of the other beside it are a pair. Of each pair the ratio is
+taken: what disturbs both rounds of a pair falls out. The interval holds the median of all such ratios with a
+probability of at least 95 %, whatever their distribution: each ratio lies below that median with probability 1/2, so
+the number of those below it is binomial, and of n sorted ratios the k-th and the k-th from the end enclose it with
+probability 1 - 2 P(B(n, 1/2) < k). (Conover, Practical Nonparametric Statistics, 3rd ed., 1999, section 3.2.)
+
+    pairs          6        7        8        9        12       15       20       24
+    from, to       1, 6     1, 7     1, 8     2, 8     3, 10    4, 12    6, 15    7, 18
+    probability    0.969    0.984    0.992    0.961    0.961    0.965    0.959    0.977
+"""
 
 from collections.abc import Iterable
+from math import comb
 from statistics import median
 from typing import NamedTuple
+
+LEVEL = 0.95
+FEWEST = 6  # pairs: of fewer even the smallest and the largest ratio enclose the median with less than LEVEL
 
 # A section's own verdict on itself; no committed output has it.
 NOT_SHOWN = ("**This run does not show it: perhaps other programs took the cores.** Close them, and run the section "
@@ -10,25 +25,60 @@ NOT_SHOWN = ("**This run does not show it: perhaps other programs took the cores
 
 
 class Ratio(NamedTuple):
-    """How many times as large one quantity is as another: by the medians, and the least and most by single rounds."""
+    """How many times as large one quantity is as another: the median of the pairs' ratios, and its interval."""
 
     median: float
     low: float
     high: float
-    rounds: int  # of the one that has fewer
+    """the interval of at least 95 %; of fewer than 6 pairs, or none, the least and the largest ratio"""
+    pairs: int
+    """0: the rounds are of runs that did not take turns"""
 
     @property
-    def apart(self) -> bool:
-        """Whether no round of one lies among three or more of the other. Only then does a verdict name a winner."""
-        return self.rounds > 2 and (self.low > 1 or self.high < 1)
+    def significant(self) -> bool:
+        """Whether the interval excludes 1. Only then does a verdict name a winner."""
+        return self.pairs >= FEWEST and (self.low > 1 or self.high < 1)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the pairs suffice, and the interval holds 1: no significant difference."""
+        return self.pairs >= FEWEST and not self.significant
 
     def __str__(self) -> str:
-        spread = f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
-        return spread if self.apart else f"{spread}: **not told apart**"
+        low, high = (f"{end:.3f}" if f"{end:.2f}" == "1.00" else f"{end:.2f}" for end in (self.low, self.high))
+        spread = f"{self.median:.2f} ({low} to {high})"  # on which side of 1 an end lies is what counts
+        if self.pairs < FEWEST:
+            of = f"{self.pairs} pair{'s' * (self.pairs > 1)}" if self.pairs else "separate runs"
+            return f"{spread}, of {of}: no winner named"
+        return spread if self.significant else f"{spread}: **no significant difference**"
+
+
+def outside(pairs: int) -> int:
+    """How many ratios lie outside of the interval at each end: the table above, from 0. -1 for fewer than 6 pairs."""
+    tail, number = 0.0, 0
+    while (tail := tail + comb(pairs, number) / 2**pairs) <= (1 - LEVEL) / 2:
+        number += 1
+    return number - 1
+
+
+def interval(values: Iterable[float]) -> tuple[float, float, float]:
+    """(median, low, high): of 6 values and more the interval of at least 95 %, of fewer all that there are."""
+    ordered = sorted(values)
+    out = max(0, outside(len(ordered)))
+    return median(ordered), ordered[out], ordered[-1 - out]
 
 
 def ratio(mine: Iterable[float], theirs: Iterable[float]) -> Ratio:
-    """`mine` over `theirs`: the same positive quantity of two programs, a value a round, the rounds interleaved."""
+    """`mine` over `theirs`: the same positive quantity of two programs that took turns, a value per round.
+
+    ValueError where the rounds are no pairs: as many of the one as of the other.
+    """
+    ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
+    return Ratio(*interval(ratios), len(ratios))
+
+
+def of_separate_runs(mine: Iterable[float], theirs: Iterable[float]) -> Ratio:
+    """`mine` over `theirs` of runs that did not take turns: by the medians, with the least and the largest ratio that
+    two of their rounds have. It names no winner."""
     mine, theirs = list(mine), list(theirs)
-    return Ratio(median(mine) / median(theirs), min(mine) / max(theirs), max(mine) / min(theirs),
-                 min(len(mine), len(theirs)))
+    return Ratio(median(mine) / median(theirs), min(mine) / max(theirs), max(mine) / min(theirs), 0)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from math import comb
 from pathlib import Path
 
 import jupytext
@@ -182,9 +183,35 @@ def test_a_difference_shows_what_a_function_adds_and_what_it_keeps(shown):
     assert shown == ["```diff\n-    def old(x):\n+    def new(x):\n+        x += 1\n         return x\n```"]
 
 
-def test_only_rounds_that_do_not_overlap_are_told_apart():
-    assert compare.ratio([2, 3, 4], [1, 1.5, 1.9]).apart
-    assert str(compare.ratio([2, 3, 4], [1, 1.5, 1.6])) == "2.00 (1.25 to 4.00)"
-    assert str(compare.ratio([1, 2, 3], [2, 2, 2.5])) == "1.00 (0.40 to 1.50): **not told apart**"
-    assert compare.ratio([1, 1.1, 1.2], [2, 3, 4]).apart
-    assert not compare.ratio([1, 1.1], [2, 3, 4]).apart
+@pytest.mark.parametrize(("pairs", "first", "last", "probability"), [
+    (6, 1, 6, 0.969), (7, 1, 7, 0.984), (8, 1, 8, 0.992), (9, 2, 8, 0.961), (12, 3, 10, 0.961), (15, 4, 12, 0.965),
+    (20, 6, 15, 0.959), (24, 7, 18, 0.977)])
+def test_the_interval_is_the_narrowest_of_at_least_95_percent(pairs, first, last, probability):
+    found = compare.ratio(range(pairs, 0, -1), [1] * pairs)  # the k-th of the sorted ratios is k
+    assert found == ((pairs + 1) / 2, first, last, pairs)
+    beyond, narrower = (2 * sum(comb(pairs, below) for below in range(k)) / 2**pairs for k in (first, first + 1))
+    assert 1 - beyond == pytest.approx(probability, abs=5e-4) and beyond <= 0.05 < narrower
+
+
+def test_a_difference_is_significant_if_the_interval_of_the_pairs_ratios_excludes_1():
+    theirs = [1, 2, 4, 8, 16, 32]
+    assert compare.ratio([1.1 * each for each in theirs], theirs).significant, "though the rounds overlap"
+    assert compare.ratio(theirs, [1.1 * each for each in theirs]).significant
+    assert not compare.ratio([1.1, *theirs[1:]], theirs).significant
+    nine = compare.ratio([0.5, *[1.1] * 8], [1] * 9)
+    assert nine.significant and (nine.low, nine.high) == (1.1, 1.1), "one disturbed pair of nine falls out"
+
+
+def test_five_pairs_or_separate_runs_name_no_winner():
+    for pairs in range(1, 6):
+        few = compare.ratio([2] * pairs, [1] * pairs)
+        assert few == (2, 2, 2, pairs) and not few.significant and not few.undecided
+    apart = compare.of_separate_runs([2, 3, 4, 5, 6, 7, 8], [1, 1.5, 1.6])
+    assert apart == (5 / 1.5, 2 / 1.6, 8, 0) and not apart.significant and not apart.undecided
+    equal = compare.ratio([1, 2, 3, 1, 2, 3], [2, 2, 2, 2, 2, 2])
+    assert equal.undecided and (equal.low, equal.high) == (0.5, 1.5)
+
+
+def test_rounds_that_are_no_pairs_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        compare.ratio([1, 2, 3], [1, 2])

@@ -54,15 +54,14 @@ def in_rounds(call, ranks):
 
 
 def times(calls, rounds):
-    """For each (program, bytes) its median, fastest and slowest round, in seconds for the slowest rank."""
+    """For each (program, bytes) its rounds and their median, in seconds for the slowest rank."""
     for call in calls.values():
         timed(call, 2, CPU)  # connections are made, memory is touched
     once = slowest([timed(call, 1, CPU) for call in calls.values()])
     repeats = {key: int(min(200, max(1, BLOCK / seconds))) for key, seconds in zip(calls, once, strict=True)}
     blocks = interleave({key: partial(timed, call, repeats[key], CPU) for key, call in calls.items()}, rounds)
     of_ranks = {key: slowest(seconds) for key, seconds in blocks.items()}
-    return {key: {"seconds": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
-            for key, seconds in of_ranks.items()}
+    return {key: {"seconds": statistics.median(seconds), "rounds": seconds} for key, seconds in of_ranks.items()}
 
 
 def main():
@@ -70,7 +69,7 @@ def main():
     add = parser.add_argument
     add("--yours", nargs="*", type=nonempty_path, default=[], metavar="FILE",
         help=f"take the functions of these files: {', '.join(f'{name}.py' for name in OURS)}")
-    add("--rounds", type=positive(int), default=5, help="times that each size is measured; default: 5")
+    add("--rounds", type=positive(int), default=7, help="times that each size is measured; default: 7")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")

@@ -160,7 +160,8 @@ def own_times(run: dict) -> Figure:
         for number, program in enumerate(each for each in run["programs"] if each["operation"] == operation):
             rows = pd.DataFrame(program["times"])
             colour = GREY if program["name"] == "torch" else COLOURS[number]
-            ms, spread = 1e3 * rows["seconds"], 1e3 * abs(rows[["low", "high"]].sub(rows["seconds"], axis=0)).T
+            ms = 1e3 * rows["seconds"]
+            spread = [ms - 1e3 * rows["rounds"].map(min), 1e3 * rows["rounds"].map(max) - ms]
             ax.errorbar(rows["bytes"], ms, spread, marker=MARKERS[number], color=colour, capsize=6)
             ends.append((rows["bytes"].iloc[-1], ms.iloc[-1], called(program), colour))
         ax.set(xscale="log", yscale="log", title=f"{operation}, {lesson.some(run['world_size'], 'rank')}",
@@ -180,7 +181,7 @@ def size_name(size: int) -> str:
 
 def ratio(program: dict, other: dict, at: int) -> compare.Ratio:
     """How many times as long as the `other` a program takes, for the tensor size number `at`."""
-    return compare.ratio(*([each["times"][at][key] for key in ("low", "seconds", "high")] for each in (program, other)))
+    return compare.ratio(*(each["times"][at]["rounds"] for each in (program, other)))
 
 
 def times_table(run: dict) -> list[dict]:
@@ -207,7 +208,7 @@ def ring_verdict(run: dict) -> list[str]:
     """A line for each of the two sizes. Our star and our ring must differ at the smaller one."""
     star = next(program for program in run["programs"] if program["name"] == "04_all_reduce")
     small, large = ring_ratios(run)
-    missed = star["whose"] == "ours" and not small.apart
+    missed = star["whose"] == "ours" and small.undecided
     sizes = [size_name(time["bytes"]) for time in star["times"]]
     return [f"{sizes[0]}: time of the ring / time of the all-reduce of exercise 2: {small}."
             + f" {compare.NOT_SHOWN}" * missed, f"{sizes[-1]}: {large}."]

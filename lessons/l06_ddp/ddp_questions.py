@@ -21,7 +21,7 @@ from course.sent import Sent
 from trainer import files
 from trainer.options import positive
 
-WARM_UP, ROUNDS, STEPS = 3, 5, 3  # of `timeline`: steps, and timed rounds of so many steps
+WARM_UP, ROUNDS, STEPS = 3, 9, 3  # of `timeline`: steps, and timed rounds of so many steps
 LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank
 
 

@@ -83,6 +83,6 @@ def warm(run: pd.DataFrame) -> pd.Series:
 
 
 def shorter(small_buckets: dict, one_bucket: dict) -> str:
-    """Which step is shorter: "small buckets", "one bucket" or "not told apart"."""
+    """Which step is shorter: "small buckets", "one bucket" or "no significant difference"."""
     of = ratio(small_buckets["rounds"]["step"], one_bucket["rounds"]["step"])
-    return "not told apart" if not of.apart else "small buckets" if of.high < 1 else "one bucket"
+    return "no significant difference" if not of.significant else "small buckets" if of.high < 1 else "one bucket"

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from course import runs
-from course.compare import Ratio
+from course.compare import Ratio, ratio
 from course.lesson import some
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PHASES, head, line_key, line_style, ticks
@@ -77,7 +77,7 @@ def by_batch(measured: dict[int, Ratio], wanted: float, found: int | None, ax: A
            xlim=(sizes[0] / 1.5, 1.5 * sizes[-1]),
            ylim=(0, 1.15 * max(2, *(speedup.high for speedup in measured.values()))))
     head(ax, title, columns=2, key=[
-        line_key("measured, in this order (upright: all rounds)", **line_style(0)),
+        line_key("measured, in this order (upright: its interval)", **line_style(0)),
         line_key("found", marker="o", linestyle="", markersize=16, markerfacecolor="none", color=COLOURS[1])])
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, notes, BESIDE_A_POINT)
@@ -85,18 +85,21 @@ def by_batch(measured: dict[int, Ratio], wanted: float, found: int | None, ax: A
 
 
 def losses(speedups: dict[int, Ratio], ceilings: dict[int, dict], devices: int) -> list[dict]:
-    """From the ideal to the speed-up, a row for each of `ceilings`: {ranks: a ceiling of side_by_side.py}. In brackets
-    the losses by single rounds. `speedups`: {ranks: against one process}."""
+    """From the ideal to the speed-up, a row for each of `ceilings`: {ranks: a ceiling of side_by_side.py}.
+
+    `speedups`: {ranks: against one process}. A round of a ceiling is a pair: all ranks, and one alone beside them. The
+    speed-ups are of separate runs, so what the ranks lose by talking is stated with its range, without a verdict.
+    """
     rows = []
     for ranks, ceiling in ceilings.items():
         limit, speedup = min(ranks, devices), speedups[ranks]
         middle, low, high = (ceiling[name] for name in ("ceiling", "low", "high"))
-        share = f"{limit - middle:.2f} ({limit - high:.2f} to {limit - low:.2f})"
-        talk = f"{middle - speedup.median:.2f} ({low - speedup.high:.2f} to {high - speedup.low:.2f})"
-        shown = min(len(ceiling["rounds"]), speedup.rounds) > 2 and (low > speedup.high or high < speedup.low)
-        rows.append({"ranks = ideal": ranks, "lost: they take turns": f"{ranks - limit:.2f}",
-                     "lost: they share": share if high < limit or low > limit else f"{share}: **not told apart**",
-                     "lost: they talk": talk if shown else f"{talk}: **not told apart**",
+        of_limit = ratio(ceiling["rounds"], [limit] * len(ceiling["rounds"]))
+        share = (f"{limit - middle:.2f} ({limit * (1 - of_limit.high):.2f} to {limit * (1 - of_limit.low):.2f})"
+                 + ": **no significant loss**" * of_limit.undecided)
+        rows.append({"ranks = ideal": ranks, "lost: they take turns": f"{ranks - limit:.2f}", "lost: they share": share,
+                     "lost: they talk": f"{middle - speedup.median:.2f} ({low - speedup.high:.2f} to "
+                                        f"{high - speedup.low:.2f})",
                      "speed-up": f"{speedup.median:.2f}"})
     return rows
 

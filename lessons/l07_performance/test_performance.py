@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from course import runs
+from course import compare, runs
 from lessons.l07_performance import check, show
 from tests.runner import ROOT
 
@@ -27,6 +27,16 @@ def test_the_phase_that_grew_is_in_milliseconds_a_step_after_the_warm_up():
     assert show.grown(df) == "backward"
     df.loc[df["world_size"] == 2, "data_seconds"] = [0, 999]  # the first epoch warms up
     assert show.grown(df) == "data"
+
+
+def test_a_loss_by_sharing_has_the_interval_of_its_rounds_and_one_by_talking_the_range():
+    rounds = [1.5, 1.6, 1.7, 1.6, 1.6, 1.8]
+    speedup = compare.of_separate_runs([130, 140, 150], [100])
+    [row] = show.losses({2: speedup}, {2: {"rounds": rounds, "ceiling": 1.6, "low": 1.5, "high": 1.8}}, devices=2)
+    assert row["lost: they share"] == "0.40 (0.20 to 0.50)" and row["lost: they talk"] == "0.20 (0.00 to 0.50)"
+    [row] = show.losses({2: speedup}, {2: {"rounds": [1.5, 1.6, 1.7, 1.6, 1.6, 2.1], "ceiling": 1.6, "low": 1.5,
+                                           "high": 2.1}}, devices=2)
+    assert row["lost: they share"].startswith("0.40 (-0.10 to 0.50): "), "it is not significant, and says so"
 
 
 def test_the_speed_up_of_exercise_1_is_that_of_the_reader_of_logs():

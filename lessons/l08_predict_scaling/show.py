@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
-from course.compare import NOT_SHOWN, ratio
+from course.compare import FEWEST, NOT_SHOWN, ratio
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, halo, head, line_key, line_style, name_rows, percent, ticks
 from course.predict.fit import BUS_FACTORS, size_name
@@ -115,11 +115,11 @@ def between(table: pd.DataFrame, batch: float) -> pd.Series:
 
 
 def speedups(table: pd.DataFrame, ranks: int, way: str = "ddp") -> pd.DataFrame:
-    """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: the ratio of the medians,
-    `speedup`, and `low` and `high` by single rounds (compare.ratio)."""
-    return pd.DataFrame([(batch, *ratio(ranks * rounds["a step alone"], rounds[way])[:3])
+    """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: by the `pairs` of rounds the
+    median ratio, `speedup`, and its interval from `low` to `high` (compare.ratio)."""
+    return pd.DataFrame([(batch, *ratio(ranks * rounds["a step alone"], rounds[way]))
                          for batch, rounds in table.groupby("batch_size")],
-                        columns=["batch_size", "speedup", "low", "high"])
+                        columns=["batch_size", "speedup", "low", "high", "pairs"])
 
 
 def parts_table(table):
@@ -152,25 +152,27 @@ def worst_speedup(curve: dict[float, float], speedups: pd.DataFrame) -> float:
 
 
 def pays(speedups):
-    """At which batch sizes several ranks were slower than one, or faster, or not told apart."""
+    """At which batch sizes several ranks were slower than one, or faster, or without a significant difference."""
+    if speedups["pairs"].min() < FEWEST:
+        return f"With fewer than {FEWEST} rounds no winner is named."
     batches, slower, faster = speedups["batch_size"], speedups["high"] < 1, speedups["low"] > 1
-    kinds = {"slower than one process": slower, "not told apart from it": ~(slower | faster), "faster": faster}
-    text = "; ".join(f"{kind}: batch size {', '.join(map(str, batches[which]))}"
-                     for kind, which in kinds.items() if which.any())
-    return f"DDP was {text}.{'' if faster.any() else f' {NOT_SHOWN}'}"
+    kinds = {"DDP was slower than one process": slower, "No significant difference": ~(slower | faster),
+             "DDP was faster": faster}
+    return " ".join(f"{kind}: batch size {', '.join(map(str, batches[which]))}."
+                    for kind, which in kinds.items() if which.any()) + f" {NOT_SHOWN}" * (not faster.any())
 
 
-def smaller_batch(ceiling):
-    """Is the ceiling of the smallest batch "higher" or "lower" than that of the largest, or "not told apart"?"""
-    by_size = ceiling.sort_values("batch_size")
-    small, large = by_size.iloc[0], by_size.iloc[-1]
-    return "higher" if small["low"] > large["high"] else "lower" if (
-        small["high"] < large["low"]) else "not told apart"
+def smaller_batch(table):
+    """Is the ceiling of the smallest batch "higher" or "lower" than that of the largest, or is there "no significant
+    difference"? `table` of `parts`: each round has both."""
+    ceiling = (table["a step alone"] / table["side_by_side"]).groupby(table["batch_size"]).apply(list)  # for each rank
+    found = ratio(ceiling.iloc[0], ceiling.iloc[-1])
+    return "no significant difference" if not found.significant else "higher" if found.low > 1 else "lower"
 
 
 def smallest(speedups):
-    """The smallest batch size from which on DDP was faster; None if it never was."""
-    slower = speedups.loc[speedups["low"] <= 1, "batch_size"].max()
+    """The smallest batch size from which on DDP was faster; None if it never was, or the rounds were too few to say."""
+    slower = speedups.loc[(speedups["low"] <= 1) | (speedups["pairs"] < FEWEST), "batch_size"].max()
     faster = speedups.loc[~(speedups["batch_size"] <= slower), "batch_size"]  # all, if all were faster (NaN)
     return min(faster, default=None)
 
@@ -216,7 +218,7 @@ def staircase(parts: pd.Series, first: float, measured: pd.Series, name: str, ax
 def by_batch(measured, predictions, ceiling, ranks, ax, title):
     """Speed-up of `ranks` ranks against one, over the batch size of each rank.
 
-    `measured`: a DataFrame with batch_size, speedup, low and high. `predictions`: {name: {batch size: speed-up}}.
+    `measured`: a DataFrame of `speedups`. `predictions`: {name: {batch size: speed-up}}.
     `ceiling`: a DataFrame as `measured`, of ranks that never talk: what no training together can pass.
     """
     ax.plot(ceiling["batch_size"], ceiling["speedup"], color=GREY, linewidth=2)
@@ -238,7 +240,7 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
     ax.set(xlabel="batch size of each rank", ylabel=f"images/s of {ranks} ranks / of one",
            xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, *ceiling["speedup"], *measured["high"])))
     head(ax, title, columns=2, key=[
-        line_key("DDP, measured (median; line: all rounds)", **line_style(0, "live") | {"linestyle": "-"}),
+        line_key("DDP, measured (median; line: its interval)", **line_style(0, "live") | {"linestyle": "-"}),
         line_key("predicted", color=GREY, linestyle=":", linewidth=4)])
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, notes, BESIDE_A_POINT)

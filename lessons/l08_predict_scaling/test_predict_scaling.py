@@ -58,7 +58,8 @@ def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
     assert table["sum"].tolist() == [9.5, 8.5] * 2 and table["ddp"].tolist() == [44, 36, 88, 72]
     assert show.between(table, 6).tolist() == [6, 0, 1, 2, 0]
     (four, _) = show.speedups(table, 2).to_dict("records")
-    assert four == {"batch_size": 4, "speedup": 12 / 40, "low": 10 / 44, "high": 14 / 36}
+    assert four == {"batch_size": 4, "speedup": pytest.approx((10 / 44 + 14 / 36) / 2), "low": 10 / 44,
+                    "high": 14 / 36, "pairs": 2}
     assert show.speedups(table, 2, "side_by_side")["high"].tolist() == [14 / 6.5] * 2
     with pytest.raises(ValueError, match="not between"):
         show.between(table, 9)
@@ -154,4 +155,14 @@ def test_ddp_cuts_lenet_into_as_many_buckets_as_the_notebook_says():
 @pytest.mark.parametrize(("low", "smallest"), [((0.6, 1.1, 1.5), 8), ((1.2, 1.3, 1.4), 4), ((0.5, 0.6, 0.7), None),
                                                    ((1.2, 0.9, 1.1), 16)])
 def test_ddp_pays_from_the_smallest_batch_on_which_all_above_are_faster(low, smallest):
-    assert show.smallest(pd.DataFrame({"batch_size": [4, 8, 16], "low": low})) == smallest
+    assert show.smallest(pd.DataFrame({"batch_size": [4, 8, 16], "low": low, "pairs": 6})) == smallest
+    assert show.smallest(pd.DataFrame({"batch_size": [4, 8, 16], "low": low, "pairs": 5})) is None
+
+
+@pytest.mark.parametrize(("seconds", "rounds", "which"), [
+    (3.0, 6, "higher"), (5.0, 6, "lower"), (4.0, 6, "no significant difference"),
+    (3.0, 5, "no significant difference")])
+def test_the_ceilings_of_two_batches_are_compared_round_by_round(seconds, rounds, which):
+    table = pd.DataFrame([{"batch_size": batch, "a step alone": 4.0 + number, "side_by_side": beside + number}
+                          for number in range(rounds) for batch, beside in ((4, seconds), (128, 4.0))])
+    assert show.smaller_batch(table) == which

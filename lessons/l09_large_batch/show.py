@@ -158,9 +158,9 @@ def seeds(by_rule, batch):
 
 def against(last, lr, batch, size, mine, theirs):
     """The accuracies of rule `mine` by those of rule `theirs`, a Ratio, with `size` images an update; `lr` is right for
-    `batch`."""
-    kinds = of_rules(last, lr, batch)
-    return ratio(*(last.loc[kinds[rule] & (last["global_batch"] == size), "result"] for rule in (mine, theirs)))
+    `batch`. Two runs with one seed, that is, with the same first weights and the same order, are a pair."""
+    kinds, by_seed = of_rules(last, lr, batch), last.sort_values("seed")
+    return ratio(*(by_seed.loc[kinds[rule] & (last["global_batch"] == size), "result"] for rule in (mine, theirs)))
 
 
 def about_as_good(tried):

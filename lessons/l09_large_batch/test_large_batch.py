@@ -81,8 +81,10 @@ def test_rules_choose_their_runs(recorded):
         "linear, warm-up": [512]}
     assert set(table["runs"]) == {3}
     sgd = recorded[recorded["optimizer"] == "sgd"]
-    assert show.against(sgd, 0.01, 64, 512, "linear", "rate left alone").low > 1
-    assert not show.against(sgd, 0.01, 64, 512, "linear, warm-up", "linear").apart
+    linear = show.against(sgd, 0.01, 64, 512, "linear", "rate left alone")
+    assert linear.low > 1 and linear.pairs == 3 and not linear.significant
+    upside_down = sgd.iloc[::-1]
+    assert show.against(upside_down, 0.01, 64, 512, "linear", "rate left alone") == linear, "pairs have one seed"
 
 
 def test_the_closest_rule_may_lie_above_or_below_and_is_a_rule():

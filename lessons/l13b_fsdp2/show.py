@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from course import memory
-from course.compare import NOT_SHOWN, ratio
+from course.compare import FEWEST, NOT_SHOWN, ratio
 from course.lesson import some
 from course.plots.style import COLOURS, PARTS, key_below, stacked
 from course.predict import checkpoints
@@ -94,7 +94,7 @@ def meanwhile(in_use: dict) -> str:
     held = ratio(timed["rounds"]["async_save"], timed["rounds"]["save"])
     return (f"The time that training waits for `async_save`, divided by that for `save`: {held}. Training went on "
             f"meanwhile, for {some(round(timed['steps']), 'step')}, and shared its cores with the writer."
-            + f" {NOT_SHOWN}" * (held.high >= 1))
+            + f" {NOT_SHOWN}" * (held.pairs >= FEWEST and held.high >= 1))
 
 
 # ------------------------------------------------------------------------------------------------ pictures

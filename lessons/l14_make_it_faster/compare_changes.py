@@ -8,8 +8,8 @@
 
 A change is a pair: before and after. Both train from the same first weights on the same images, a block each in turns:
 A B, B A, A B ... A gain is the seconds an image takes before, divided by those after the change, on the slowest rank.
-`nothing`, the control, comes first and compares main.py's training with itself. A change whose rounds lie among the
-control's is "not told apart" (course/compare.py). --change-file and --hook-file measure a learner's function; ours
+`nothing`, the control, comes first and compares main.py's training with itself. The verdict compares a change's gains
+with the control's, round by round (course/compare.py). --change-file and --hook-file measure a learner's function; ours
 takes its place where there is no such file, or only a stub in it. A trial, with --seconds below 1, shows that the
 program runs; do not quote its gains. The file is one JSON object: the machine, and `models`, {model: {change: {text,
 gains (one for each round), losses, ...}}}.
@@ -18,7 +18,6 @@ gains (one for each round), losses, ...}}}.
 import itertools
 import logging
 import os
-import statistics
 import tempfile
 from dataclasses import asdict, replace
 from functools import partial
@@ -93,9 +92,9 @@ def said(measured, nothing):
     """The gain of a change and its verdict, in words."""
     if "error" in measured:
         return f"did not run: {measured['error']}"
-    verdict = "this is the noise" if measured is nothing else gains.verdict(measured, nothing)
-    rounds = measured["gains"]
-    return f"{statistics.median(rounds):.2f} times as fast ({min(rounds):.2f} to {max(rounds):.2f}): {verdict}"
+    gain = gains.against(measured, nothing)
+    verdict = "this is the control" if measured is nothing else gains.verdict(gain)
+    return f"{gain.median:.2f} times as fast ({gain.low:.2f} to {gain.high:.2f}): {verdict}"
 
 
 def check(args, placement):
@@ -137,7 +136,8 @@ def main():
     add("--hook-file", type=nonempty_path, metavar="FILE",
         help="measure my_hook(state, bucket) of this file, too, a communication hook of DDP")
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
+    add("--rounds", type=positive(int), default=7, help="times that each change is compared: 3 or more, "
+        "6 or more for a verdict; default: 7")
     add("--seconds", type=positive(float), default=4, help="that a comparison takes, about; below 1 it is a "
         "trial, with fewer images; default: 4")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")

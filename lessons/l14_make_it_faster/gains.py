@@ -6,7 +6,7 @@ A gain is how many times as fast a step becomes: 1 is no gain.
 
 import math
 
-from course.compare import ratio
+from course.compare import FEWEST, Ratio, ratio
 from course.predict.fit import powersgd_values
 
 SPLIT = 0.05  # ms: an operator whose calls are shorter is not worth cutting up for threads
@@ -121,7 +121,18 @@ def predict(name, profile):
 # ------------------------------------------------------------------------------- the verdict on a measurement
 
 
-def verdict(change, nothing):
-    """pays, costs, or `not told apart` from no change: by each round's gain, of a change and of the control."""
-    found = ratio(change["gains"], nothing["gains"])
-    return ("pays" if found.low > 1 else "costs") if found.apart else "not told apart"
+def against(change, nothing) -> Ratio:
+    """How many times as fast a change makes the training: each round's gain, by the control's in the round of the same
+    number. Of the control itself: its own gains.
+
+    A gain is the ratio of a pair already, before and after in turns. What the second place in such a pair gains or
+    costs, the control gains or costs, too, so it falls out.
+    """
+    return ratio(change["gains"], [1] * len(change["gains"]) if change is nothing else nothing["gains"])
+
+
+def verdict(gain: Ratio) -> str:
+    """pays, costs, or no significant difference from no change."""
+    if gain.pairs < FEWEST:
+        return "no winner named"
+    return ("pays" if gain.low > 1 else "costs") if gain.significant else "no significant difference"

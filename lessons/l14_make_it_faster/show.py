@@ -7,7 +7,6 @@ verdicts are those of gains.py.
 
 import math
 from collections.abc import Callable
-from statistics import median
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -141,10 +140,11 @@ def judged(measured: dict, run: dict, changes: dict, names: list[str], bounds: d
         rows = []
         for name in names:
             row = of_model.get(name, {"error": "not tried"})
-            verdict = (gains.verdict(row, of_model["nothing"]) if "gains" in row else
-                       "did not run" if name in of_model else "not tried")
+            verdict = "did not run" if name in of_model else "not tried"
             if "gains" in row:
-                row = row | {"gain": median(row["gains"]), "low": min(row["gains"]), "high": max(row["gains"])}
+                found = gains.against(row, of_model["nothing"])
+                verdict = "the control" if name == "nothing" else gains.verdict(found)
+                row = row | {"gain": found.median, "low": found.low, "high": found.high}
             expected = predicted(run, model, name)[0] if name in changes else (bounds or {}).get(name)
             rows.append({"change": name, "predicted": expected, **row, "text": texts[name], "verdict": verdict})
         tables[NAMES[model]] = pd.DataFrame(rows, columns=[
@@ -168,10 +168,9 @@ def of_the_learner(table: pd.DataFrame, part: str | None, most: float | None, wh
         return f"**{row['text']}** did not run: {row['error']}"
     limit = (f" If `{part}` took no time the step would be {most:.2f} times as fast: {whose} bound." if part else
              " Name its part in `my_part`, and its bound stands here.")
-    return (f"**{row['text']}**: {row['gain']:.2f} times as fast, all rounds {row['low']:.2f} to {row['high']:.2f}. "
-            f"With nothing changed the rounds gave {table['low'][0]:.2f} to {table['high'][0]:.2f}. Verdict: "
-            f"**{row['verdict']}**.{limit}"
-            + f" {NOT_SHOWN}" * (row["text"].startswith("ours") and row["verdict"] == "not told apart"))
+    return (f"**{row['text']}**: {row['gain']:.2f} ({row['low']:.2f} to {row['high']:.2f}) times as fast. With nothing "
+            f"changed: {table['low'][0]:.2f} to {table['high'][0]:.2f}. Verdict: **{row['verdict']}**.{limit}"
+            + f" {NOT_SHOWN}" * (row["text"].startswith("ours") and row["verdict"] == "no significant difference"))
 
 
 def numerics(*results: dict) -> list[dict]:
@@ -260,7 +259,7 @@ def bounds(bound: Callable, profiles: dict, whose: str) -> Figure:
 
 
 def limits(*tables: pd.DataFrame) -> tuple[float, float]:
-    """Limits of the axis that `changes` draws on: of single rounds, only those of the control widen it."""
+    """Limits of the axis that `changes` draws on: of the intervals, only the control's widens it."""
     marks = [0.8, 1.25]
     for table in tables:
         marks += [*table["gain"].dropna(), *table["predicted"].dropna(), table["low"][0], table["high"][0]]
@@ -268,11 +267,11 @@ def limits(*tables: pd.DataFrame) -> tuple[float, float]:
 
 
 def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) -> Axes:
-    """A line a change: a hollow diamond predicted, a dot measured, with a line from the lowest to the highest round.
+    """A line a change: a hollow diamond predicted, a dot measured, with a line along its interval.
 
     Columns: `text`, `predicted` (or nothing), `gain`, `low`, `high`, `verdict`; `error` where it did not run. The first
-    row is the control: the grey band covers its rounds. The axis goes from `low` to `high`; a dot beyond stands at its
-    edge, as a triangle.
+    row is the control: the grey band covers its interval. The axis goes from `low` to `high`; a dot beyond stands at
+    its edge, as a triangle.
     """
     ax.axvspan(table["low"][0], table["high"][0], color=PALE, zorder=0, linewidth=0)
     ax.axvline(1, color=GREY, linewidth=2, zorder=1)
@@ -303,6 +302,6 @@ def compared(tables: dict, title: str) -> Figure:
     fig, axes = plt.subplots(1, len(tables), figsize=(20, 3.2 + 0.62 * rows), sharey=True, squeeze=False)
     for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
         changes(table, ax, f"{name}, {title}", *limits(*tables.values()))
-    measured = line_key("measured: median, all rounds", marker="o", color=COLOURS[0], markersize=12)
-    key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"rounds with nothing changed": PALE})])
+    measured = line_key("measured: median, its interval", marker="o", color=COLOURS[0], markersize=12)
+    key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"interval with nothing changed": PALE})])
     return fig

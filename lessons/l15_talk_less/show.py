@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from course.compare import NOT_SHOWN, ratio
+from course.compare import FEWEST, NOT_SHOWN, ratio
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, key_below, line_key, line_style, name_rows
 from course.predict.fit import BUS_FACTORS, powersgd_values
@@ -105,28 +105,23 @@ def rounds(results: dict) -> pd.DataFrame:
 
 
 def ways(results: dict) -> pd.DataFrame:
-    """A row a way: `share` (median), `low`, `high` over all rounds; `accuracy` (median), `worst`, `best` over the seeds
-    after the last round; `sent`, bytes a batch and rank, the lowest of the rounds: other programs talk, too. `slower`:
-    its rounds are told apart from those of ranks that never talk; `learnt_less`: its seeds from DDP's."""
+    """A row a way: `share` (median), and its interval from `low` to `high`, by `pairs` of rounds, one of ranks that
+    never talk; `accuracy` (median), `worst`, `best` over the seeds after the last round; `sent`, bytes a batch and
+    rank, the lowest of the rounds: other programs talk, too. `slower`: significantly, than ranks that never talk."""
     table = rounds(results)
     of_ways = table.groupby(["name", "way", "every"], sort=False)
     last = table[table["round"] == table["round"].max()].groupby(["name", "way", "every"], sort=False)["accuracy"]
-    never, ddp = table.loc[table["way"] == "never", "seconds"], last.apply(list).get(("DDP", "ddp", 1))
-    return pd.DataFrame({"share": of_ways["share"].median(), "low": of_ways["share"].min(),
-                         "high": of_ways["share"].max(), "accuracy": last.median(), "worst": last.min(),
-                         "best": last.max(), "sent": of_ways["sent"].min(), "synthetic": of_ways["synthetic"].first(),
-                         "slower": of_ways["seconds"].apply(lambda seconds: ratio(seconds, never).low > 1),
-                         "learnt_less": last.apply(lambda reached: bool(ddp) and ratio(reached, ddp).high < 1),
-                         }).reset_index()
+    speed = pd.DataFrame([ratio(share, [1] * len(share)) for _, share in of_ways["share"]],  # 1: that of `never`
+                         columns=["share", "low", "high", "pairs"], index=of_ways["share"].first().index)
+    return speed.assign(accuracy=last.median(), worst=last.min(), best=last.max(), sent=of_ways["sent"].min(),
+                        synthetic=of_ways["synthetic"].first(),
+                        slower=(speed["pairs"] >= FEWEST) & (speed["high"] < 1)).reset_index()
 
 
 def least(table: pd.DataFrame) -> str:
-    """The kind of training that has learnt least, of `ways`; "not told apart" where one of its seeds reaches another
-    kind's."""
+    """The kind of training whose median accuracy over the seeds is the lowest, of `ways`."""
     tried = table[table["way"].isin(TRAININGS)]
-    last = tried.loc[tried["accuracy"].idxmin()]
-    apart = last["best"] < tried.loc[tried["way"] != last["way"], "worst"].min()
-    return WORDS[last["way"]] if apart else "not told apart"
+    return WORDS[tried.loc[tried["accuracy"].idxmin(), "way"]]
 
 
 def in_time(results: dict, seconds: float) -> dict[str, float]:
@@ -146,18 +141,21 @@ def of_ceiling(row, forecast: pd.DataFrame) -> dict[str, str]:
     """Three columns of a table: how fast a way was predicted to be, and is, from its row of `ways`."""
     share = expected(forecast, row)
     return {"predicted": f"{100 * share:.0f}" if share else "–", "% of the ceiling": f"{100 * row.share:.0f}",
-            "lowest to highest round": f"{100 * row.low:.0f} to {100 * row.high:.0f}"}
+            "its interval": f"{100 * row.low:.0f} to {100 * row.high:.0f}"}
 
 
-def both(results: dict) -> str:
-    """The ways that are not told apart from ranks that never talk, or faster, and those of them whose accuracy after
-    the same images is not told apart from DDP's, or above it."""
-    table = ways(results).set_index("name")
-    fast = table[~table["slower"] & ~table["way"].isin(["never", "ddp"])]
-    learnt = fast[~fast["learnt_less"]]
-    return (f"Images a second **not told apart** from the ceiling, or more: {' and '.join(fast.index) or 'none'}. Of "
-            "these, accuracy after the same images **not told apart** from DDP's, or better: "
-            f"**{' and '.join(learnt.index) or 'none'}**." + (f" {NOT_SHOWN}" * (not table.loc["DDP", "slower"])))
+def both(results: dict) -> list[str]:
+    """A line on the ways that are not significantly slower than ranks that never talk, and one for each of them: its
+    accuracy after the same images beside DDP's with the same seed."""
+    table, each = ways(results).set_index("name"), rounds(results)
+    if table["pairs"].min() < FEWEST:
+        return [f"With fewer than {FEWEST} rounds of all seeds no way is called slower than another."]
+    fast = table[~table["slower"] & ~table["way"].isin(["never", "ddp"])].index
+    reached = each[each["round"] == each["round"].max()].sort_values("seed").groupby("name")["accuracy"]
+    lines = [f"No significant difference from the ceiling, or faster: **{'; '.join(fast) or 'none'}**."
+             + f" {NOT_SHOWN}" * (not table.loc["DDP", "slower"])]
+    return lines + [f"{way}: accuracy after the same images / DDP's with the same seed: "
+                    f"{ratio(*(reached.get_group(one) for one in (way, 'DDP')))}" for way in fast]
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -184,7 +182,7 @@ def fast_and_good(results: dict, forecast: pd.DataFrame, title: str) -> Figure:
     head(left, title, table.rename(columns={"name": "label"}), key=[])
     right.set(xlabel="test accuracy after the same images")
     key_below(fig, [line_key("predicted", **PREDICTED),
-                    line_key("measured: median, all rounds", marker="o", color=COLOURS[0], markersize=13),
+                    line_key("measured: median, its interval", marker="o", color=COLOURS[0], markersize=13),
                     line_key("median, all seeds", marker="s", color=COLOURS[2], markersize=12),
                     *handles({"DDP's seeds": PALE})])
     return fig

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from course import compare
 from course.hosts import Cluster
 from course.on_ranks import Measurement
 from course.predict.fit import powersgd_values
@@ -239,3 +240,17 @@ def test_ways_are_compared_after_the_same_time():
     assert show.in_time(results, 2) == pytest.approx({"never": 0.405, "DDP": 0.305})
     assert math.isnan(show.in_time(results, 1.5)["DDP"]), "nobody judged DDP before its first round was over"
     assert list(show.ways(results)["share"]) == [1, 0.5]
+
+
+def test_a_way_is_slower_by_six_pairs_and_its_accuracy_stands_beside_ddp_s_of_the_same_seed():
+    results = made(never=(1.0, 0.4), ddp=(2.0, 0.6), local_2=(1.0, 0.3))
+    table = show.ways(results)
+    assert set(table["pairs"]) == {4} and not table["slower"].any() and len(show.both(results)) == 1
+    results["rounds"] += [row | {"seed": row["seed"] + 2, "accuracy": row["accuracy"] + 0.02}
+                          for row in results["rounds"]]
+    table = show.ways(results).set_index("name")
+    assert set(table["pairs"]) == {8} and list(table.index[table["slower"]]) == ["DDP"]
+    assert show.least(table) == "local SGD"
+    _, local = show.both(results)
+    assert local.startswith("local SGD, each 2") and str(compare.ratio([0.3, 0.31, 0.32, 0.33], [
+        0.6, 0.61, 0.62, 0.63])) in local

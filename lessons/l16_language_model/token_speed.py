@@ -121,7 +121,7 @@ def measure(args):
 def main():
     parser = rank_program.parser(__doc__, out="write what was measured to this file, as JSON", timeout=60)
     parser.add_argument("--wrapper", metavar="FILE.py:CLASS", help="a class in place of DDP, such as lesson 06's")
-    parser.add_argument("--rounds", type=positive(int), default=5, help="of each way (%(default)s)")
+    parser.add_argument("--rounds", type=positive(int), default=7, help="of each way (%(default)s)")
     parser.add_argument("--steps", type=positive(int), default=5, help="updates of a round (%(default)s)")
     args = parser.parse_args()
     with parser.one_line():

@@ -151,16 +151,17 @@ lesson.figure("Left: after the same epoch both runs are equally accurate, for bo
 
 # %% [markdown]
 # Left, the two curves are **the same training**; the small differences come from rounding. Right, one of them is ahead.
-# By how much? The first epoch is often slower, since it warms up, so we leave it out. Of the others we take the one with
-# the middle time: the **median**. The brackets hold the ratios of single epochs, from the smallest to the largest. (The
-# two runs did not take turns. If the ratios vary much, run this section again, from *One process*.)
+# By how much? The first epoch is often slower, since it warms up, so we leave it out. Of the others we take the one
+# with the middle time: the **median**. The brackets hold the ratios of single epochs, from the smallest to the largest.
+# The two runs did not take turns, so a slow minute may have met one of them alone. We state how many times as fast, and
+# name no winner. (If the ratios vary much, run this section again, from *One process*.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def times_as_fast(logs):
-    """Of the second run of two against the first: each epoch after the first is a round."""
+    """Of the second run of two against the first, by the epochs after the first."""
     later = logs[logs["epoch"] > 0].groupby("label", sort=False)
     one, many = (epochs["seconds"] for _, epochs in later)
-    return compare.ratio(one, many)
+    return compare.of_separate_runs(one, many)
 
 
 gain = times_as_fast(logs)
@@ -169,24 +170,22 @@ lesson.predicted(my_speedup, gain.median, "times as fast")
 lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
                 f"Each rank has a {kind} of its own: {ranks} times as fast is the most to hope for."
                 if ranks <= devices else f"{ranks} ranks share {lesson.some(devices, kind)}: "
-                "they gain only what one process leaves idle.",
-                *([] if gain.apart else [compare.NOT_SHOWN])])
+                "they gain only what one process leaves idle."])
 
 # %% [markdown]
 # Why less than the ideal? Time goes into averaging, into waiting for the other process, and into what the devices of one
 # machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too: close
-# them, and run the section again.) When may we say that one run is faster than another? Lesson
+# them, and run the section again.) When may we say that one program is faster than another? Lesson
 # [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.
 #
 # ## And with small batches?
 #
 # Without `--global-batch-size` each process takes 64 images for an update.
 #
-# **Predict**: with 64 images each, do two processes gain more than with 256 each, or less? Or is the difference too
-# small to see? (*Not told apart*: the two ranges in brackets overlap.)
+# **Predict**: with 256 images each you know how many times as fast two processes are. And with 64 images each?
 
 # %%
-my_small = None  # "more", "less" or "not told apart", in quotation marks
+my_small = None  # times as fast
 
 # %%
 small = f"--samples {samples // 2} --test-samples 500 --epochs {epochs}"
@@ -198,23 +197,20 @@ small = f"--samples {samples // 2} --test-samples 500 --epochs {epochs}"
 small_logs = runs.read_runs({"one process": "results/live/00_one_small.jsonl",
                              f"{ranks} ranks": "results/live/00_ranks_small.jsonl"})
 small_gain = times_as_fast(small_logs)
-apart = min(small_gain.rounds, gain.rounds) > 2 and (
-    small_gain.high < gain.low or small_gain.low > gain.high)  # the rule of lesson 01
-lesson.predicted(my_small, "not told apart" if not apart
-                 else "more" if small_gain.median > gain.median else "less")
+lesson.predicted(my_small, small_gain.median, "times as fast")
 lesson.table([{"run": run.label, "images an update": run.batch_size * run.world_size,
                "updates an epoch": runs.updates_per_epoch(
                    run.samples, run.world_size, run.batch_size),
                "images/s": f"{run.images_per_second:,.0f}",
-               "times as fast as one process": "1" if run.world_size == 1 else str(ratio),
+               "times as fast as one process": "1" if run.world_size == 1 else
+               f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
                "loss at the end": f"{run.loss:.2f}"}
               for ratio, table in ((gain, logs), (small_gain, small_logs))
               for run in runs.seconds_per_epoch(table).itertuples()])
 elsewhere = runs.speedup_table(runs.read_runs("results/recorded/two-cpu-cores"))
 recorded = elsewhere.set_index("label").loc["ddp2", "speedup"]
-lesson.verdict([f"With 64 images each, two other cores reached {recorded:.2f} "
-                "([recorded](../results/recorded/two-cpu-cores/README.md)).",
-                *([] if apart else [compare.NOT_SHOWN])])
+lesson.verdict(f"With 64 images each, two other cores reached {recorded:.2f} "
+               "([recorded](../results/recorded/two-cpu-cores/README.md)).")
 
 # %% [markdown]
 # Each update costs a message, as large as all gradients together, however few images the update uses. With 64 images

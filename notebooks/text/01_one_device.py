@@ -7,7 +7,7 @@
 #         epochs: 1
 #         samples: 2000
 #       seconds: 15
-#     seconds: 45
+#     seconds: 50
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -274,27 +274,33 @@ lesson.table(rows)
 # The times of one program differ, too. So a single time of each of two programs does not show which one is faster.
 # Every lesson compares by one rule ([`course/compare.py`](../course/compare.py)):
 #
-# - **Rounds, in turns.** Each program is timed several times, and the programs take turns. A disturbance meets both.
-#   (Of a whole training, each epoch after the first is a round. Two trainings that run one after the other take no
-#   turns: a slow minute may meet one of them alone. Believe a small difference only when a second pair of runs repeats
-#   it.)
-# - **The ratio of the medians.** Behind it, in brackets, stand the lowest and the highest ratio of two single rounds.
-# - **A winner only where the rounds are apart.** A program is faster if each of its rounds is shorter than every round
-#   of the other program. If a round of one lies among the rounds of the other, the two are **not told apart**. With
-#   fewer than three rounds of each, no winner is named.
+# - **Rounds and pairs.** In each round every program runs once, for a short time, one after the other. The two times of
+#   one round are a pair. What slows a whole round slows both.
+# - **The ratio of each pair.** We state the **median** of these ratios. It need not be the ratio of the medians, so it
+#   cannot be computed from two times of a table.
+# - **An interval.** With ever more pairs the median would settle at one value. The interval in brackets is to hold that
+#   value: a **95 % confidence interval**. If the whole comparison is repeated often, at least 95 % of the intervals hold
+#   it. Its ends are two of the ratios: of six, seven or eight pairs the smallest and the largest, of nine pairs the
+#   second smallest and the second largest.
+# - **A winner only where the interval excludes 1.** Then the difference is **significant**. Otherwise there is **no
+#   significant difference**, and with fewer than six pairs no winner is named.
 #
-# "Not told apart" does not mean "equally fast". It means that a difference, if there is one, does not stand out from
-# the spread of the rounds. Longer rounds, or a quieter machine, may show it.
+# "No significant difference" does not mean "equally fast". It means that these pairs cannot show a difference, if there
+# is one. More rounds narrow the interval, and so do longer rounds, or a quieter machine.
+#
+# Two trainings that run one after the other have no pairs: a slow minute may meet one of them alone. Of such runs we
+# state the ratio of the medians, and the smallest and the largest ratio of two of their epochs. "No winner named" does
+# not mean "equal": the rule cannot judge such runs.
 #
 # We put one word of the loop above to the test: `fused=True`. With it PyTorch does Adam's whole arithmetic on a tensor
 # in one pass (on a GPU, on many tensors at once); with `foreach=False` it makes several calls for each tensor. We time
 # the update alone, then the whole step. As a control, we also time the step with `fused=True` against *itself*.
 #
 # **Predict**: the update is a small part of a step. Compare a whole step with `fused=True` and one with
-# `foreach=False`. Is each round of one shorter than every round of the other?
+# `foreach=False`, by nine pairs of rounds. Is the difference significant?
 
 # %%
-my_apart = None  # True or False
+my_significant = None  # True or False
 
 # %%
 images, labels = train_set.__getitems__(range(batch_size))
@@ -317,27 +323,31 @@ fused_update, fused_step = update_and_step(fused=True)
 loop_update, loop_step = update_and_step(foreach=False)
 again = update_and_step(fused=True)[1]
 calls = {fused_update: 100, loop_update: 100, fused_step: 10, loop_step: 10, again: 10}
-rounds = timing.interleave({  # five rounds, in turns; a round takes the mean of its calls
-    call: partial(timing.timed, call, number, device) for call, number in calls.items()}, rounds=5)
+rounds = timing.interleave({  # nine rounds, in turns; a round takes the mean of its calls
+    call: partial(timing.timed, call, number, device) for call, number in calls.items()}, rounds=9)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = [("update, foreach=False", loop_update, fused_update),
         ("whole step, foreach=False", loop_step, fused_step),
         ("whole step, fused=True (control)", again, fused_step)]
 ratios = [compare.ratio(rounds[mine], rounds[fused]) for _, mine, fused in rows]
-lesson.predicted(my_apart, ratios[1].apart)
+lesson.predicted(my_significant, ratios[1].significant)
 lesson.table([{"program": name, "median, ms": f"{1000 * pd.Series(rounds[mine]).median():.2f}",
                "times as long as with fused=True": str(ratio)}
               for (name, mine, _), ratio in zip(rows, ratios, strict=True)])
-if not ratios[0].apart:
+if ratios[0].undecided:
     lesson.verdict(compare.NOT_SHOWN)
 
 # %% [markdown]
-# The rule can err, but seldom, if the rounds were made in turns and nothing but chance orders them. Sort ten rounds by
-# their length: five of program A, five of program B. There are `math.comb(10, 5)` = 252 patterns. In only two of them
-# (AAAAABBBBB and BBBBBAAAAA) are the programs apart. So if both are equally fast, chance names a winner in 2 of 252
-# comparisons. With three rounds of each it does so in 2 of 20. So take five. And in a hundred comparisons expect one
-# such error.
+# Why six pairs at least? Suppose that both programs are equally fast. Then chance alone decides whether the ratio of a
+# pair is above 1 or below: 1/2 each, as with a coin. All six above 1, or all six below 1, has the probability
+# 2 × (1/2)⁶ = 3 %. With five pairs it is 2 × (1/2)⁵ = 6 %, which is more than the 5 % that we accept. Pairs must not
+# depend on each other; how the times are distributed does not matter. The rule still errs: of a hundred comparisons of
+# equal programs, expect up to five that name a winner.
+#
+# Look at the control. If it names a winner, this is chance, or something that lasts and is not the program: its place in
+# the round, or its place in memory. More pairs do not remove that. Then do not trust a difference of the same size in
+# the other rows.
 #
 # ## One image at a time, or a batch at a time?
 #
@@ -376,7 +386,7 @@ loaders = {
 }
 rounds = timing.interleave({
     name: lambda each=each: seconds_per_epoch(train(models.ConvNet, each, epochs=1))
-    for name, each in loaders.items()}, rounds=5)
+    for name, each in loaders.items()}, rounds=7)
 pipelines = {name: pd.DataFrame(of_rounds).median() for name, of_rounds in rounds.items()}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -393,7 +403,7 @@ rows = [{"pipeline": name, "data, µs per image": f"{1e6 * seconds['data'] / sam
 lesson.table(rows)
 lesson.verdict([f"Data, times as long with one image at a time: {data_only}",
                 f"Whole epoch, times as long with one image at a time: {whole}",
-                *([] if whole.apart else [compare.NOT_SHOWN])])
+                *([compare.NOT_SHOWN] if whole.undecided else [])])
 
 
 # %% [markdown]
@@ -517,8 +527,8 @@ lesson.table([{"run": name, "epochs or tenths": len(run),
 #
 # ## What to remember
 #
-# 1. Leave out the warm-up, wait for the device, and take the median. Call one program faster than another only if their
-#    rounds are apart.
+# 1. Leave out the warm-up, wait for the device, and take the median. Call one program faster than another only if the
+#    interval of their pairs' ratios excludes 1.
 # 2. Find out where the time goes before you make anything faster: the phases that you leave alone set the limit.
 # 3. Make one device fast, and its result right, before you use many. Its seconds per epoch are the baseline.
 #

@@ -37,6 +37,7 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import copy
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from unittest import mock
@@ -420,12 +421,10 @@ ranges, squares = [range(1_000_000)] * 4, [torch.randn(512, 512) / 30] * 4
 kinds = {"Python, threads": (ThreadPoolExecutor, sum, ranges),
          "Python, processes": (lambda n: ProcessPoolExecutor(n, get_context("spawn")), sum, ranges),
          "matrices, threads": (ThreadPoolExecutor, torch.matrix_exp, squares)}
-seconds = {}
-for name, (workers, work, pieces) in kinds.items():
-    with workers(1) as one, workers(2) as two:
-        rounds = interleave({1: partial(seconds_of, one, work, pieces),
-                             2: partial(seconds_of, two, work, pieces)}, repeats + 1)
-    seconds[name] = {count: times[1:] for count, times in rounds.items()}  # the first warms up
+with ExitStack() as pools:
+    rounds = interleave({(name, count): partial(seconds_of, pools.enter_context(workers(count)), work, pieces)
+                         for name, (workers, work, pieces) in kinds.items() for count in (1, 2)}, repeats + 1)
+seconds = {name: {count: rounds[name, count][1:] for count in (1, 2)} for name in kinds}  # the first round warms up
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 gains = {name: compare.ratio(of_kind[1], of_kind[2]) for name, of_kind in seconds.items()}
@@ -435,14 +434,15 @@ lesson.table([{"work": name, "1 worker, ms": f"{1000 * pd.Series(times[1]).media
                "times as fast": str(gains[name])} for name, times in seconds.items()])
 gain = compare.ratio(seconds["Python, threads"][2], seconds["Python, processes"][2])
 lesson.verdict("Python's sums, time of two threads / time of two processes: "
-               f"{gain}. {'**That is the lock.**' if gain.low > 1 else compare.NOT_SHOWN}")
+               f"{gain}." + " **That is the lock.**" * (gain.significant and gain.low > 1)
+               + f" {compare.NOT_SHOWN}" * (gain.pairs >= compare.FEWEST and gain.low <= 1))
 
 # %% [markdown]
 # The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of
 # Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
 # not release it. Processes have a lock each, so they can gain. How much depends on more than the lock: each piece and
 # each result is also a message between processes. So compare the threads with the processes, not with 2. (The numbers
-# in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference counts.)
+# in brackets are the 95 % interval of lesson [01](01_one_device.ipynb).)
 #
 # `DataParallel` has one interpreter that starts the work of all GPUs. Where a model has many small operations, the GPUs
 # wait for that interpreter. DDP has one interpreter for each GPU.

@@ -7,7 +7,7 @@
 #         patience: 2
 #         ranks: 2
 #       seconds: 45
-#     seconds: 68
+#     seconds: 73
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -294,8 +294,9 @@ small, large = show.ring_ratios(run)
 lesson.predicted(my_factor, small.median, "times as long")
 lesson.table(show.times_table(run))
 show.own_times(run)
-lesson.figure("A point is the median of five rounds, a bar reaches from the fastest round to the "
-              "slowest. Where the bars of two lines overlap, the two are not told apart.")
+lesson.figure("A point is the median of seven rounds, a bar reaches from the fastest round to the "
+              "slowest. Do not judge by the bars: the table compares each program with torch's, "
+              "round by round.")
 lesson.verdict(show.ring_verdict(run))
 
 # %% [markdown]

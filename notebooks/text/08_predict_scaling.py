@@ -10,7 +10,7 @@
 #         seeds: '0'
 #         timed_sizes: 16 64
 #       seconds: 25
-#     seconds: 110
+#     seconds: 120
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -60,7 +60,7 @@ from lessons.l08_predict_scaling.scaling import ddp_buckets
 # %% tags=["parameters"]
 ranks = 2  # each should have a core of its own, or a GPU
 largest = "4M"  # bytes of the largest message
-rounds = 5  # times that everything is timed, in turns
+rounds = 7  # times that everything is timed, in turns
 timed_sizes = "4 16 32 128"  # batch sizes of each rank
 batch_size = 64  # the one that we predict: it is not among those that are timed
 seeds = "0 1 2"  # a run of main.py for each
@@ -92,7 +92,7 @@ my_microseconds = None  # µs
 
 # %%
 # !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py \
-#     --max-bytes {largest} --rounds {3 * rounds} --out {folder}/messages.json
+#     --max-bytes {largest} --rounds {2 * rounds} --out {folder}/messages.json
 
 # %%
 messages = measured("messages")["ops"]["all_reduce"]
@@ -214,7 +214,7 @@ lesson.figure("Every curve rises while latency (α) dominates, and is flat where
 # **Predict.** Is the ceiling with the smallest of these batches higher or lower than with the largest?
 
 # %%
-my_ceilings = None  # "higher", "lower" or "not told apart"
+my_ceilings = None  # "higher", "lower" or "no significant difference"
 
 # %% [markdown]
 # ## 3. A first model, and what it forgets
@@ -372,22 +372,22 @@ for n in range(alone.index.min(), alone.index.max() + 1):
 off = show.worst_speedup(first_model, speedups)
 curve = {f"{model},\noff by up to {off:+.0%}": first_model, "sum of the parts": of_parts}
 lesson.predicted(my_smallest, show.smallest(speedups))
-lesson.predicted(my_ceilings, show.smaller_batch(ceiling))
+lesson.predicted(my_ceilings, show.smaller_batch(table))
 ax = plt.subplots(figsize=(14, 8))[1]
 show.by_batch(speedups, curve, ceiling, ranks, ax, f"LeNet: {ranks} ranks against one process")
-lesson.figure("Below the black line one process alone is faster: there the batch is too small. "
+lesson.figure("Below the black line DDP trains fewer images a second than one process; the upright "
+              "line shows whether the difference is significant. "
               "From the dashed line (nothing lost) down to the grey line the machine takes its"
               " share; from the grey line down to the dots DDP pays for talking.")
 lesson.verdict(show.pays(speedups))
 
 
 # %% [markdown]
-# The rule of lesson [01](01_one_device.ipynb) decides: two programs differ only where no round of one lies among the
-# rounds of the other.
+# The rule of lesson [01](01_one_device.ipynb) decides: DDP is faster or slower only where the whole upright line, the
+# 95 % interval of the ratio, lies on one side of 1. A dot whose line crosses 1 is a hint, not a result.
 #
 # The gradients have as many bytes for a batch of 4 as for one of 128. So their message weighs less, the longer a step
-# is. DDP pays for waiting, for messages and for itself. Where no batch is told apart on the slow side, the dots below
-# the black line are a hint, not a result.
+# is. DDP pays for waiting, for messages and for itself.
 #
 # ### Exercise 4: from which batch size on?
 #

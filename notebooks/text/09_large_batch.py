@@ -285,6 +285,9 @@ lesson.verdict(f"Accuracy with 512 images an update: linear ÷ square root: {lin
                f"linear with warm-up ÷ linear: {risen}.")
 
 # %% [markdown]
+# Two runs with the same seed are a pair, and the brackets hold the smallest and the largest ratio. By the rule of
+# lesson [01](01_one_device.ipynb) three pairs are too few to name a winner.
+#
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
 #
 # **Predict.** 512 images instead of 64. How many times as large is the best rate?
@@ -297,7 +300,7 @@ by_rate = show.over_seeds(
     sgd[sgd["lr_scaling"] == "none"], ["global_batch", "lr", "source", "machine"])
 small, large = (show.about_as_good(by_rate[by_rate["global_batch"] == batch])
                 for batch in (64, 512))
-times = large[0] / small[1], large[1] / small[0]  # the rates about as good are not told apart
+times = large[0] / small[1], large[1] / small[0]  # any of the rates about as good may be the best
 right = my_times is not None and times[0] <= my_times <= times[1]
 lesson.predicted(my_times, my_times if right else f"{times[0]:.2g} to {times[1]:.2g}", "×")
 ax = plt.subplots(figsize=(15, 9))[1]
@@ -329,9 +332,9 @@ lesson.verdict(f"Accuracy with 512 images an update: square root ÷ rate left al
 lesson.table(show.best_rates(show.over_seeds(adam, ["global_batch", "lr"])))
 
 # %% [markdown]
-# With Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The highest mean
-# lies between the two rules' rates, and its seeds are not told apart from the linear rule's. So a rule is a first
-# guess: try a rate below it, and one above.
+# In these runs, with Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The
+# highest mean lies between the two rules' rates, and three seeds are too few to say that it is better than the linear
+# rule's. So a rule is a first guess: try a rate below it, and one above.
 #
 # ### The published result
 #

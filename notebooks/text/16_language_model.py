@@ -9,7 +9,7 @@
 #         rounds: 1
 #         options: --batch 16 --text TROUBLESHOOTING.md --write 30
 #       seconds: 45
-#     seconds: 120
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -54,7 +54,7 @@ from lessons.l16_language_model import check, show
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 ranks = 2  # or 4, 8: processes on the CPU, also where there are GPUs
 updates, report = 360, 120  # of each training; updates between two reports
-rounds = 4  # of each way, where speeds are compared
+rounds = 7  # of each way, where speeds are compared
 options = "--batch 16"  # and "--text FILE" learns from another text than Python's manual
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -442,7 +442,7 @@ lesson.verdict(f"MyDDP is {whose_class}.")
 
 
 # %% [markdown]
-# Brackets hold the range of single rounds; *not told apart* is the rule of lesson [01](01_one_device.ipynb). *off*: how
+# The rounds of two ways are pairs, and brackets hold the 95 % interval of lesson [01](01_one_device.ipynb). *off*: how
 # far the weights are from those of one process after three updates, relative to how far these have moved.
 #
 # DDP sends each gradient once an update; without `no_sync()` once a micro-batch. FSDP2 gathers weights for forward and
