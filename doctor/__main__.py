@@ -6,6 +6,8 @@ models that drift apart, and more. Each was observed, not guessed.
     torchrun --nproc_per_node=2 --no-python ddp-doctor my_train.py     the same, after `pip install ./doctor`
     ddp-doctor --explain same_data                                     what a finding means, and its repair
     python -m doctor --pretend 128x8 my_train.py --epochs 1            as a few ranks of 128 nodes, on one CPU
+    torchrun --nproc_per_node=2 -m doctor --film run.html my_train.py  no report: a film, to step through rank by rank
+    python -m doctor --film run.html                                   puts together what killed ranks have left
 
 Options after the script's name go to the script. The report goes to stderr.
 
@@ -30,7 +32,10 @@ def arguments():
     parser.add_argument("--explain", nargs="?", action=Explain, metavar="NAME",
                         help="say what a finding means, how to look, and its repair; without a name, list all findings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file, too, as JSON")
-    parser.add_argument("--steps", type=positive(int), metavar="N", help="end after N updates of the weights")
+    parser.add_argument("--film", type=Path, metavar="FILE", help="record the run: FILE.json is a Chrome trace, which "
+                        "https://ui.perfetto.dev opens, FILE.html a page of its own. All ranks must see its folder")
+    parser.add_argument("--steps", type=steps, metavar="N", help="end after N updates of the weights; with --film, "
+                        "record only these steps: 3:8 are 3 to 7, 8 is 0 to 7")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when no rank has moved for S seconds; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
@@ -39,11 +44,17 @@ def arguments():
     parser.add_argument("--alpha", type=positive(float), metavar="S", help="latency of the pretended job's network")
     parser.add_argument("--beta", type=positive(float), metavar="S", help="seconds a byte takes on a node's link: "
                         "1 / bandwidth; with --alpha, estimate the seconds of a step's messages")
-    parser.add_argument("script", type=Path)
+    parser.add_argument("script", type=Path, nargs="?")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
-    if not args.script.is_file():
+    if args.script is None and not args.film:
+        parser.error("name a script")
+    if args.script is not None and not args.script.is_file():
         parser.error(f"there is no script {args.script}")
+    if args.film:
+        film_options(parser, args)
+    elif args.steps and args.steps.start:
+        parser.error("--steps: a first step is for --film")
     if (args.alpha or args.beta) and not (args.pretend and args.alpha and args.beta):
         parser.error("--alpha and --beta go together, with --pretend")
     if args.json:
@@ -57,6 +68,31 @@ def arguments():
         if os.environ.get("RANK", "0") == "0":
             args.json.unlink(missing_ok=True)  # of an earlier run
     return args
+
+
+def film_options(parser, args):
+    if args.film.suffix not in (".json", ".html"):
+        parser.error(f"--film {args.film}: name a file that ends with .json or .html")
+    if args.json or args.pretend:
+        parser.error("--film records the run and judges nothing: leave out --json and --pretend")
+    if not args.film.resolve().parent.is_dir():
+        parser.error(f"--film: there is no folder {args.film.resolve().parent}")
+    if not os.access(args.film.resolve().parent, os.W_OK):
+        parser.error(f"--film: no file may be written into {args.film.resolve().parent}")
+    if args.script is None and not any(args.film.parent.glob(f"{args.film.name}.rank*")):
+        parser.error(f"--film {args.film}: no rank has left anything there; name a script")
+
+
+def steps(text):
+    """A range of steps: 8 is 0 to 7, 3:8 is 3 to 7."""
+    first, colon, end = text.rpartition(":")
+    try:
+        chosen = range(int(first or 0), int(end))
+    except ValueError:
+        chosen = range(0)
+    if not chosen or chosen.start < 0:
+        raise argparse.ArgumentTypeError(f"{text} are no steps: write 8, or 3:8")
+    return chosen
 
 
 def positive(kind):
@@ -76,6 +112,10 @@ def job(text):
 
 def main():
     args = arguments()
+    if args.film:
+        from . import film
+        sys.exit(film.script(args))
+    args.steps = args.steps and args.steps.stop
     if args.pretend:
         from . import pretend
         sys.exit(pretend.examine(args))

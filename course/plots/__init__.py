@@ -10,7 +10,7 @@ from course.plots import timelines
 from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput, under_ceiling
 from course.plots.files import write_all
 from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING
-from course.plots.timelines import timeline
+from course.plots.timelines import lanes, timeline
 from course.plots.training import (
     COMMAND,
     accuracy_by_epoch,

@@ -1,6 +1,8 @@
 """What each rank did, and when."""
 
 import itertools
+import json
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -44,6 +46,26 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("milliseconds")
     head(ax, "What each rank did, and when", events, colours, columns=len(colours))
     return ax
+
+
+def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None = None) -> Axes:
+    """A film of a run, drawn: for each rank what it computes, its messages from call to end, and its waits.
+
+    `film`: the file that `torchrun … -m doctor --film run.json PROGRAM` has written, or its "film". `steps`: which
+    steps (default: all). Times are milliseconds from the first that is drawn.
+    """
+    if not isinstance(film, dict):
+        film = json.loads(Path(film).read_text(encoding="utf-8"))["film"]
+    shown = [each for each in film["spans"] + film["messages"] if steps is None or each["step"] in steps]
+    if not shown:
+        raise ValueError("the film has nothing in these steps")
+    last = {rank["rank"]: rank["end"] for rank in film["ranks"]}
+    begin = min(each["t"] for each in shown)
+    return timeline(pd.DataFrame([{
+        "rank": each["rank"], "event": each["name"].replace("_", "-"), "lane": each.get("lane", "messages"),
+        "start": (each["t"] - begin) / 1000,
+        "end": ((each["t"] + each["d"] if "d" in each else each["end"] or last[each["rank"]]) - begin) / 1000,
+        "text": each["name"].replace("_", "-")} for each in shown]), ax)
 
 
 def one_below_another(steps: dict, ranks: int = 4) -> list[Axes]:
