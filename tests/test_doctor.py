@@ -419,11 +419,11 @@ def test_entries_have_links_once_the_course_is_published(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("options", "said"), [
     (["no_such.py"], "there is no script no_such.py"), (["--timeout", 0, "main.py"], "0 is not a positive number"),
-    (["--steps", "x", "main.py"], "invalid"), (["--json", "/no/such/folder/x", "main.py"], "there is no folder"),
+    (["--steps", "x", "main.py"], "x are no steps"), (["--json", "/no/such/folder/x", "main.py"], "there is no folder"),
     (["--json", ".", "main.py"], "is no regular file"), (["--json", "", "main.py"], "is no regular file"),
     (["--json", os.devnull, "main.py"], "is no regular file"), (["--explain", "sam_data"], "near it: same_data,"),
     (["--explain", "xyzzy"], "no finding xyzzy; --explain lists all"),
-    ([], "the following arguments are required: script")])
+    ([], "name a script")])
 def test_bad_input_is_one_line_and_status_2(options, said):
     done = runner.run(0, "doctor", *options, script="-m")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
