@@ -17,18 +17,23 @@ LONG = [f"test_{name}.py" for name in ("exercises", "broken", "checkpoint", "mai
                                        "notebooks_run")]
 
 
-@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
-    """For --dist loadgroup: a file's tests share what they started, notebooks share nothing. What takes longest begins
-    first, so that no worker is left with it at the end.
-
-    A wrapper, since pytest-xdist reads the groups in a hook of its own, which it registers to be called before ours.
-    """
-    for item in items:
-        alone = item.path.name == "test_notebooks_run.py"
-        item.add_marker(pytest.mark.xdist_group(item.name if alone else item.path.name))
+    """What takes longest begins first, so that no worker is left with it at the end."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
-    return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A file's tests share what they started, so one worker runs them; notebooks share nothing. (`--dist loadgroup` of
+    pytest-xdist 3.8 forms no groups under pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return nodeid if file.endswith("test_notebooks_run.py") else file
+
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
