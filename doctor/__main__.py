@@ -7,7 +7,7 @@ models that drift apart, and more. Each was observed, not guessed.
     ddp-doctor --explain same_data                                     what a finding means, and its repair
     python -m doctor --pretend 128x8 my_train.py --epochs 1            as a few ranks of 128 nodes, on one CPU
     torchrun --nproc_per_node=2 -m doctor --film run.html my_train.py  no report: a film, to step through rank by rank
-    python -m doctor --film run.html                                   puts together what killed ranks have left
+    python -m doctor --film run.html                                   merges what killed ranks have left
 
 Options after the script's name go to the script. The report goes to stderr.
 
@@ -58,16 +58,22 @@ def arguments():
     if (args.alpha or args.beta) and not (args.pretend and args.alpha and args.beta):
         parser.error("--alpha and --beta go together, with --pretend")
     if args.json:
-        args.json = args.json.resolve()  # the script may go to another folder
-        if not args.json.parent.is_dir():
-            parser.error(f"--json: there is no folder {args.json.parent}")
-        if args.json.exists() and not args.json.is_file():
-            parser.error(f"--json: {args.json} is no regular file")
-        if not os.access(args.json.parent, os.W_OK):
-            parser.error(f"--json: no file may be written into {args.json.parent}")
+        args.json = written_to(parser, "--json", args.json)
         if os.environ.get("RANK", "0") == "0":
             args.json.unlink(missing_ok=True)  # of an earlier run
     return args
+
+
+def written_to(parser, option, path):
+    """The path of a file that is to be written, from the root: the script may go to another folder."""
+    path = path.resolve()
+    if not path.parent.is_dir():
+        parser.error(f"{option}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        parser.error(f"{option}: {path} is no regular file")
+    if not os.access(path.parent, os.W_OK):
+        parser.error(f"{option}: no file may be written into {path.parent}")
+    return path
 
 
 def film_options(parser, args):
@@ -75,17 +81,14 @@ def film_options(parser, args):
         parser.error(f"--film {args.film}: name a file that ends with .json or .html")
     if args.json or args.pretend:
         parser.error("--film records the run and judges nothing: leave out --json and --pretend")
-    if not args.film.resolve().parent.is_dir():
-        parser.error(f"--film: there is no folder {args.film.resolve().parent}")
-    if not os.access(args.film.resolve().parent, os.W_OK):
-        parser.error(f"--film: no file may be written into {args.film.resolve().parent}")
+    args.film = written_to(parser, "--film", args.film)
     if args.script is None and not any(args.film.parent.glob(f"{args.film.name}.rank*")):
         parser.error(f"--film {args.film}: no rank has left anything there; name a script")
 
 
 def steps(text):
     """A range of steps: 8 is 0 to 7, 3:8 is 3 to 7."""
-    first, colon, end = text.rpartition(":")
+    first, _, end = text.rpartition(":")
     try:
         chosen = range(int(first or 0), int(end))
     except ValueError:

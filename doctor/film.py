@@ -9,7 +9,6 @@ import functools
 import json
 import math
 import os
-import platform
 import runpy
 import signal
 import socket
@@ -63,9 +62,8 @@ class Film:
         self.of_work = weakref.WeakKeyDictionary()
         self.models, self.loss, self.vectors = [], None, {}
         self.gradients, self.by_hand, self.due = {}, True, False  # by_hand: there is no optimizer
-        self.began = now()
         self.write(k="head", rank=self.rank, ranks=self.world_size, host=host(), run=run_id(), pid=self.pid,
-                   torch=torch.__version__, python=platform.python_version(), t=self.began)
+                   torch=torch.__version__, t=now())
 
     # ------------------------------------------------------------------------------------------------------- events
 
@@ -82,8 +80,17 @@ class Film:
 
     def write(self, **event) -> None:
         """Append an event, and with it those that wait. What is written outlives this process."""
-        begin = now()
+        self.keep(**event)
+        self.flush()
+
+    def keep(self, **event) -> None:
+        """Keep an event until the next that is written: a span that has ended tells nothing of a hang."""
         self.pending.append(json.dumps(event, allow_nan=False))
+        if len(self.pending) > 50:
+            self.flush()
+
+    def flush(self) -> None:
+        begin = now()
         with self.writing:
             lines = [self.pending.popleft() for _ in range(len(self.pending))]
             if self.size + sum(map(len, lines)) > MOST > self.size:
@@ -92,12 +99,6 @@ class Film:
             self.size += len(text)
             os.write(self.file, text)
         self.own += now() - begin
-
-    def keep(self, **event) -> None:
-        """Keep an event until the next that is written: a span that has ended tells nothing of a hang."""
-        self.pending.append(json.dumps(event))
-        if len(self.pending) > 50:
-            self.write(k="more")
 
     @contextmanager
     def span(self, lane, name, **more):
@@ -136,7 +137,7 @@ class Film:
             if self.due:  # elsewhere, in a hang: no digest, which would wait for the GPU
                 self.step_ends()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, when a rank has failed: what follows is short
-        self.write(k="end", how=how, t=now(), own=self.own)
+        self.write(k="end", how=how, t=now())
         if all(state(part_of(self.path, rank)) != "alive" for rank in range(self.world_size)):
             publish(self.path)  # this rank is the last
 
@@ -155,10 +156,11 @@ class Film:
         self.open[call.op_id] = self.calls
         tensors = call.input_tensors or call.output_tensors
         size = max(sum(each.nbytes for each in call.input_tensors), sum(each.nbytes for each in call.output_tensors))
-        self.write(k="call", id=self.calls, name=NAMES.get(call.name.name, call.name.name.lower()), t=now(),
-                   step=self.step, bytes=size, type=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-                   root=call.root, group=dist.get_process_group_ranks(group()), where=where())
+        event = {"name": NAMES.get(call.name.name, call.name.name.lower()), "step": self.step, "bytes": size,
+                 "type": str(tensors[0].dtype).removeprefix("torch.") if tensors else "", "root": call.root,
+                 "group": dist.get_process_group_ranks(group()), "where": where()}
         self.own += now() - begin
+        self.write(k="call", id=self.calls, t=now(), **event)
 
     def under_way(self, call) -> None:
         number = self.open.pop(call.op_id, None)
@@ -183,7 +185,7 @@ class Film:
             finally:
                 if self.on and number:
                     self.done(number)
-                    self.keep(k="span", lane="wait", name="wait", t=begin, d=now() - begin, step=self.step, id=number)
+                    self.keep(k="span", lane="wait", name="wait", t=begin, d=now() - begin, step=self.step)
         return waited
 
     # ---------------------------------------------------------------------------------------------------- computing
@@ -284,9 +286,9 @@ class Film:
             flat = tensor.detach().reshape(-1).to(exact)
             vector = self.vectors.get(flat.device)
             if vector is None or len(vector) < len(flat):
-                vector = torch.rand(len(flat), generator=torch.Generator().manual_seed(0), dtype=exact).to(flat.device)
-                self.vectors[flat.device] = vector
-            found[name] = torch.stack([torch.dot(flat, vector[:len(flat)] + 0.5), torch.linalg.vector_norm(flat)])
+                vector = torch.rand(len(flat), generator=torch.Generator().manual_seed(0), dtype=exact) + 0.5
+                vector = self.vectors[flat.device] = vector.to(flat.device)
+            found[name] = torch.stack([torch.dot(flat, vector[:len(flat)]), torch.linalg.vector_norm(flat)])
         digests = {name: [value if math.isfinite(value) else repr(value) for value in pair.tolist()]
                    for name, pair in found.items()}
         self.own += now() - begin
@@ -393,12 +395,13 @@ def publish(path: Path) -> None:
                 part.unlink()
     finally:
         lock.unlink()
-    print("\n".join(f"film: {line}" for line in [f"{path}: {summary(film)}", *verdicts(film)]), file=sys.stderr)
+    print("\n".join(f"film: {line}" for line in [f"{path}: {film['summary']}", *film["verdicts"]]), file=sys.stderr)
 
 
 def joined(parts: list[list[dict]]) -> dict:
     """The film of the ranks' events: {"ranks": [head of each], "spans", "messages", "steps"}, times in microseconds
-    from the first rank's begin on, on rank 0's clock."""
+    from the first rank's begin on, on rank 0's clock; and what follows from these: {"missing", "parted", "summary",
+    "verdicts"}."""
     film = {"ranks": [], "spans": [], "messages": [], "steps": [], "cut": None}
     offsets = [next((event["offset"] for event in events if event["k"] == "clock"), 0) for events in parts]
     zero = min(events[0]["t"] + offset for events, offset in zip(parts, offsets, strict=True))
@@ -407,11 +410,11 @@ def joined(parts: list[list[dict]]) -> dict:
         rank = head["rank"]
         ends_at = last["t"] if "t" in last else max(event.get("t", 0) for event in events)
         film["ranks"].append({
-            "rank": rank, "host": head["host"], "torch": head["torch"], "of": head["ranks"],
+            "rank": rank, "host": head["host"], "torch": head["torch"],
             "clock_error": next((event["error"] for event in events if event["k"] == "clock"), 0),
             "ended": last["how"] if last["k"] == "end" else "killed, or still running",
-            "end": ends_at + offset - zero, "own": last.get("own", 0)})
-        ends, orders = {}, {}
+            "end": ends_at + offset - zero})
+        ends, orders, free = {}, {}, []
         for event in events:
             event |= {"t": event["t"] + offset - zero} if "t" in event else {}
             if event["k"] == "full":
@@ -425,29 +428,37 @@ def joined(parts: list[list[dict]]) -> dict:
         for event in (each for each in events if each["k"] == "call"):
             key = key_of(rank, event)
             orders[key] = orders.get(key, -1) + 1
+            end = ends.get(event["id"])
+            # Messages that are under way at the same time stand on tracks of their own.
+            track = next((number for number, until in enumerate(free) if until <= event["t"]), len(free))
+            free[track:track + 1] = [film["ranks"][-1]["end"] if end is None else end]
             film["messages"].append({
-                "rank": rank, "key": json.dumps([*key, orders[key]]), "end": ends.get(event["id"]),
-                **{name: event[name] for name in ("id", "name", "t", "step", "bytes", "type", "group", "where")},
+                "rank": rank, "key": json.dumps([*key, orders[key]]), "end": end, "track": track,
+                **{name: event[name] for name in ("name", "t", "step", "bytes", "type", "where")},
                 "members": members(rank, event)})
     film["spans"] += waits_of_ddp(film)
     film["missing"], film["parted"] = missing(film), parted(film)
+    film["summary"], film["verdicts"] = summary(film), verdicts(film)
     return film
 
 
 def waits_of_ddp(film: dict) -> list[dict]:
     """DDP waits inside of backward, where no hook sees it: from its last all-reduce, when all gradients are there, to
     the end of the last one."""
-    found = []
+    sent, waited, found = {}, {}, []  # of a rank and step
+    for message in (each for each in film["messages"] if each["name"] == "all_reduce" and each["end"] is not None):
+        sent.setdefault((message["rank"], message["step"]), []).append(message)
+    for span in (each for each in film["spans"] if each["lane"] == "wait"):
+        waited.setdefault((span["rank"], span["step"]), []).append(span)
     for span in (each for each in film["spans"] if each["name"] == "backward"):
-        inside = [each for each in film["messages"] if each["rank"] == span["rank"] and each["end"] is not None
-                  and each["name"] == "all_reduce" and span["t"] <= each["t"] <= span["t"] + span["d"]]
+        at = span["rank"], span["step"]
+        inside = [each for each in sent.get(at, []) if span["t"] <= each["t"] <= span["t"] + span["d"]]
         if inside:
             begin, end = max(each["t"] for each in inside), max(each["end"] for each in inside)
             end = min(end, span["t"] + span["d"])
-            if not any(each["lane"] == "wait" and each["rank"] == span["rank"] and each["t"] < end
-                       and each["t"] + each["d"] > begin for each in film["spans"]):
+            if not any(each["t"] < end and each["t"] + each["d"] > begin for each in waited.get(at, [])):
                 found.append({"rank": span["rank"], "lane": "wait", "name": "wait", "t": begin, "d": end - begin,
-                              "step": span["step"], "id": None})
+                              "step": span["step"]})
     return found
 
 
@@ -552,14 +563,14 @@ def trace(film: dict) -> dict:
         number = rank["rank"]
         events.append({"ph": "M", "pid": number, "name": "process_name", "args": {"name": f"rank {number}"}})
         events.append({"ph": "M", "pid": number, "name": "process_sort_index", "args": {"sort_index": number}})
-        tracks = laid_out([message for message in film["messages"] if message["rank"] == number], rank["end"])
-        for name, thread in [*lanes.items(), *((f"messages {track + 1}", 10 + track) for track in range(
-                max(tracks.values(), default=-1) + 1))]:
+        messages = [message for message in film["messages"] if message["rank"] == number]
+        for name, thread in [*lanes.items(), *((f"messages {track + 1}", 10 + track) for track in sorted(
+                {message["track"] for message in messages}))]:
             events.append({"ph": "M", "pid": number, "tid": thread, "name": "thread_name", "args": {"name": name}})
-        for message in (each for each in film["messages"] if each["rank"] == number):
+        for message in messages:
             until = rank["end"] if message["end"] is None else message["end"]
             events.append({
-                "ph": "X", "pid": number, "tid": 10 + tracks[message["id"]], "name": message["name"], "cat": "message",
+                "ph": "X", "pid": number, "tid": 10 + message["track"], "name": message["name"], "cat": "message",
                 "ts": message["t"], "dur": until - message["t"], "args": {
                     "ended": message["end"] is not None,
                     **{key: message[key] for key in ("bytes", "type", "members", "where", "step", "key")}}})
@@ -571,16 +582,6 @@ def trace(film: dict) -> dict:
         events.append({"ph": "i", "pid": step["rank"], "tid": 1, "name": f"step {step['step']}", "cat": "step",
                        "s": "p", "ts": step["t"], "args": {"loss": step["loss"]}})
     return {"displayTimeUnit": "ms", "traceEvents": events, "film": film}
-
-
-def laid_out(messages: list[dict], last: float) -> dict[int, int]:
-    """{id of a message: its track}: those under way at the same time stand on tracks of their own."""
-    free, tracks = [], {}
-    for message in sorted(messages, key=lambda each: each["t"]):
-        track = next((number for number, until in enumerate(free) if until <= message["t"]), len(free))
-        free[track:track + 1] = [last if message["end"] is None else message["end"]]
-        tracks[message["id"]] = track
-    return tracks
 
 
 def page(film: dict) -> str:

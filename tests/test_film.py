@@ -190,12 +190,14 @@ def test_two_digests_are_alike_up_to_rounding_and_tell_an_order_from_another():
 
 
 @pytest.mark.parametrize("words", [
-    ["--film", "run.txt", "x.py"], ["--film", "/no/folder/run.json", "x.py"], ["--film", "run.json"],
+    ["--film", "run.txt", "x.py"], ["--film", "folder.json", "x.py"],
+    ["--film", "/no/folder/run.json", "x.py"], ["--film", "run.json"],
     ["--film", "run.json", "--json", "y.json", "x.py"], ["--film", "run.json", "--steps", "3:1", "x.py"],
     ["--steps", "3:8", "x.py"], []])
 def test_bad_words_are_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
+    (tmp_path / "folder.json").mkdir()
     monkeypatch.setattr("sys.argv", ["doctor", *words])
     with pytest.raises(SystemExit) as ended:
         command.main()
