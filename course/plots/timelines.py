@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from course.plots.style import COLOURS, PHASES, head, name_rows, write_in
 from course.plots.tables import field, need, plain
 
-EVENTS = PHASES | {"wait": "#BDBDBD", "work": "#5F5F5F", "all-reduce": "#D55E00"}  # these always have the same colour
+# These always have the same colour.
+EVENTS = PHASES | {"evaluate": "#B5DEF5", "wait": "#BDBDBD", "work": "#5F5F5F", "all-reduce": "#D55E00"}
 
 
 def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
@@ -44,7 +45,7 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
         top += 0.6
     name_rows(ax, lanes.values(), lanes.keys(), bottom=top - 0.9)
     ax.set_xlabel("milliseconds")
-    head(ax, "What each rank did, and when", events, colours, columns=len(colours))
+    head(ax, "What each rank did, and when", events, colours, columns=min(6, len(colours)))
     return ax
 
 
@@ -56,11 +57,13 @@ def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None =
     """
     if not isinstance(film, dict):
         film = json.loads(Path(film).read_text(encoding="utf-8"))["film"]
-    shown = [each for each in film["spans"] + film["messages"] if steps is None or each["step"] in steps]
+    shown = [each for each in film["spans"] + film["messages"]
+             if each.get("lane") != "film" and (steps is None or each["step"] in steps)]
     if not shown:
         raise ValueError("the film has nothing in these steps")
     last = {rank["rank"]: rank["end"] for rank in film["ranks"]}
     begin = min(each["t"] for each in shown)
+    ax = ax or plt.subplots(figsize=(14, 1.5 + 2.6 * len(last)))[1]  # three lanes per rank
     return timeline(pd.DataFrame([{
         "rank": each["rank"], "event": each["name"].replace("_", "-"), "lane": each.get("lane", "messages"),
         "start": (each["t"] - begin) / 1000,
