@@ -24,6 +24,7 @@ the last update, too.
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import runpy
@@ -31,7 +32,6 @@ import socket
 import statistics
 import struct
 import sys
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -41,7 +41,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from course import rank_program
+from course import rank_program, timing
 from trainer import files, options
 
 SO_MAX_PACING_RATE = 47  # of Linux, asm-generic/socket.h; Python's socket module does not name it
@@ -290,22 +290,17 @@ def collect(path: str | Path, store: dist.Store) -> None:
 
 
 def exchange(size: int, times: int = 5) -> float:
-    """Seconds in which each rank sends `size` bytes to each other rank, all at once: the median of so many times, rank
-    0's."""
+    """Seconds in which each rank sends `size` bytes to each other rank, all at once: the median of so many times, of
+    the slowest rank."""
     others = [rank for rank in range(dial.world_size) if rank != dial.rank]
-    out, seconds = torch.zeros(size, dtype=torch.uint8), []
+    out = torch.zeros(size, dtype=torch.uint8)
     into = {rank: torch.empty_like(out) for rank in others}
-    for _ in range(times):
-        dist.barrier()
-        start = time.perf_counter()
-        messages = [dist.irecv(into[rank], rank) for rank in others] + [dist.isend(out, rank) for rank in others]
-        for message in messages:
+
+    def to_all():
+        for message in [dist.irecv(into[rank], rank) for rank in others] + [dist.isend(out, rank) for rank in others]:
             message.wait()
-        dist.barrier()
-        seconds.append(time.perf_counter() - start)
-    answer = [statistics.median(seconds)]
-    dist.broadcast_object_list(answer)
-    return answer[0]
+
+    return statistics.median(timing.slowest([timing.timed(to_all, 1, out.device) for _ in range(times)]))
 
 
 def check(rate: str) -> str:
@@ -350,6 +345,13 @@ def parser():
     return made
 
 
+def found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that is not there
+        return False
+
+
 def run(args) -> None:
     """The program, as python would run it."""
     sys.argv = [args.program, *args.arguments]
@@ -375,6 +377,8 @@ def main() -> None:
             raise ValueError("name a PROGRAM, or --check without one")
         if args.check and args.rate is None:
             raise ValueError("--check needs the --rate that it is to check")
+        if args.module and not found(args.program):
+            raise ValueError(f"-m {args.program}: there is no such module here")
         if args.program and not args.module:
             files.check_input("PROGRAM", args.program)
         if args.count:

@@ -87,7 +87,8 @@ def test_rates_by_nodes_and_of_slow_ranks():
 @pytest.mark.parametrize("words", [
     ["--rate", "200"], ["--rate", "0mbit"], ["--rate", "nanmbit"], ["--rate", "1mbit", "--nodes", "2x2"],
     ["--rate", "1mbit", "--nodes", "2x2", "--between", "1mbit"], ["--slow", "2:1mbit"], ["--slow", "1-1:1mbit"],
-    ["--slow", "1"], ["--check"], ["--rate", "1mbit", "--count", "/proc/none/file"]])
+    ["--slow", "1"], ["--check"], ["--rate", "1mbit", "--count", "/proc/none/file"],
+    ["-m", "no_such_module"], ["-m", "no_such.module"]])
 def test_bad_words_are_refused_in_one_line(words, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["dial", *words, *([] if "--check" in words else [__file__])])
     assert refused(monkeypatch, capsys).startswith("dial: error: ")

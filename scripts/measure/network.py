@@ -13,7 +13,7 @@ rounds, and a time is that of the slowest rank: the median, and in brackets its 
 (course/compare.py). FILE is JSON with the same, and with the seconds of each round.
 """
 
-import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course import compare, dial, rank_program
-from course.timing import all_gather_single, interleave, slowest
+from course.timing import all_gather_single, interleave, slowest, timed
+from lessons.l04_collectives.solution import my_ring
 from trainer import launch
 from trainer.files import check_output
 from trainer.options import positive
@@ -58,20 +59,6 @@ def star_at_once(tensor):
         dist.recv(tensor, 0)
 
 
-def ring(tensor):
-    """Pieces go round: n - 1 steps add them up, n - 1 steps spread the sums."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    pieces = list(tensor.chunk(ranks))
-    part = torch.empty_like(pieces[0])
-    for step in range(2 * (ranks - 1)):
-        into = part if step < ranks - 1 else pieces[(rank - step - 1) % ranks]
-        received = dist.irecv(into, (rank - 1) % ranks)
-        dist.send(pieces[(rank - step) % ranks], (rank + 1) % ranks)
-        received.wait()
-        if step < ranks - 1:
-            pieces[(rank - step - 1) % ranks] += part
-
-
 def direct(tensor):
     """Each rank adds up one piece, which all others send it at the same time, and sends the sum to all of them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -93,7 +80,7 @@ def wait(messages):
 ALL_REDUCES = {
     "star, in turn": (star_in_turn, lambda n: n, lambda n: 2 * (n - 1)),
     "star, at once": (star_at_once, lambda n: 2, lambda n: 2 * (n - 1)),
-    "ring": (ring, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n),
+    "ring": (my_ring, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n),
     "direct": (direct, lambda n: 2 / n, lambda n: 2 * (n - 1) / n),
     "dist.all_reduce": (dist.all_reduce, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n),
 }
@@ -101,10 +88,7 @@ ALL_REDUCES = {
 
 def seconds_of(call):
     """Of the slowest rank, from a barrier on."""
-    dist.barrier()
-    start = time.perf_counter()
-    call()
-    return slowest([time.perf_counter() - start])[0]
+    return slowest([timed(call, 1, torch.device("cpu"))])[0]
 
 
 def measure_all_reduces(args):
@@ -121,14 +105,14 @@ def measure_all_reduces(args):
 
     if not args.cards:
         dial.pace(args.rate)
-    rounds = interleave({name: lambda name=name: once(name) for name in ALL_REDUCES}, args.rounds)
+    rounds = interleave({name: partial(once, name) for name in ALL_REDUCES}, args.rounds)
     by_bytes = {name: (cards if args.cards else cables)(ranks) * 8 * SIZE / dial.bits(args.rate)
                 for name, (_, cables, cards) in ALL_REDUCES.items()}
     lines = [f"{ranks} ranks, {SIZE / 2**20:.0f} MiB, {'one card per host' if args.cards else 'a cable per pair'} of "
-             f"{args.rate}, {args.rounds} rounds", f"{'':18}{'measured, ms':>26}{'from the bytes':>15}{'ratio':>8}"]
+             f"{args.rate}, {args.rounds} rounds", f"{'':18}{'measured, ms':>26}{'from the bytes':>17}{'ratio':>8}"]
     for name, seconds in rounds.items():
         ratio = compare.interval(seconds)[0] / by_bytes[name]
-        lines.append(f"{name:18}{in_ms(seconds):>26}{1e3 * by_bytes[name]:15.0f}{ratio:8.2f}")
+        lines.append(f"{name:18}{in_ms(seconds):>26}{1e3 * by_bytes[name]:17.0f}{ratio:8.2f}")
     return {"rate": args.rate, "cards": args.cards, "seconds": rounds, "by_bytes": by_bytes}, lines
 
 
@@ -149,8 +133,8 @@ def measure_buckets(args):
         dial.pace(rate)
         return seconds_of(lambda: models[name](batch).sum().backward())
 
-    rounds = interleave({(rate, name): lambda rate=rate, name=name: once(rate, name)
-                         for rate in RATES["buckets"] for name in models}, args.rounds)
+    rounds = interleave({(rate, name): partial(once, rate, name) for rate in RATES["buckets"] for name in models},
+                        args.rounds)
     lines = [f"2 ranks, {LAYERS} layers of {WIDTH} x {WIDTH}, {ROWS} rows, {args.rounds} rounds: ms per step",
              f"{'':10}" + "".join(f"{name:>22}" for name in models) + "   step, small / one; exposed, small / one"]
     for rate in RATES["buckets"]:
@@ -173,14 +157,11 @@ def measure_gathers(args):
         def gather(layer):
             return all_gather_single(whole[layer], kept[layer], async_op=True)
 
-        at, coming = batch, gather(0)
+        at, coming = batch, None
         for layer in range(SHARDED):
-            coming.wait()
-            if ahead and layer + 1 < SHARDED:
-                coming = gather(layer + 1)
+            (coming or gather(layer)).wait()
+            coming = gather(layer + 1) if ahead and layer + 1 < SHARDED else None
             at = F.linear(at, whole[layer])
-            if not ahead and layer + 1 < SHARDED:
-                coming = gather(layer + 1)
 
     def once(rate, ahead):
         dial.pace(rate)
@@ -188,8 +169,8 @@ def measure_gathers(args):
 
     names = {True: "one ahead", False: "in time"}
     with torch.no_grad():
-        rounds = interleave({(rate, ahead): lambda rate=rate, ahead=ahead: once(rate, ahead)
-                             for rate in RATES["gathers"] for ahead in names}, args.rounds)
+        rounds = interleave({(rate, ahead): partial(once, rate, ahead) for rate in RATES["gathers"] for ahead in names},
+                            args.rounds)
     lines = [f"2 ranks, {SHARDED} layers of {WIDTH} x {WIDTH}, {ROWS} rows, {args.rounds} rounds; forward, ms",
              f"{'':10}" + "".join(f"{name:>22}" for name in names.values()) + "   ahead / in time"]
     for rate in RATES["gathers"]:
