@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests share what they started, so one worker runs them; notebooks share nothing. (`--dist loadgroup` of
-    pytest-xdist 3.8 forms no groups under pytest 9.2.)"""
+    """A file's tests share what they started, so one worker runs them; notebooks share nothing. `--dist loadgroup` will
+    not do: pytest-xdist 3.8 forms no groups under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

@@ -275,8 +275,8 @@ class Film:
 
     @torch.no_grad()
     def digests(self, tensors) -> dict[str, list]:
-        """{name: [product with a fixed vector, norm]}: they tell values apart, and their order. What is sharded over
-        ranks has no value of its own here."""
+        """{name: [product with a fixed vector, norm]}: they tell values apart, and their order. Tensors that are
+        sharded over ranks have none."""
         begin, found = now(), {}
         for name, tensor in tensors.items():
             if (hasattr(tensor, "full_tensor") or type(tensor).__name__ == "FlatParameter" or tensor.is_meta
@@ -303,7 +303,7 @@ def host() -> str:
 
 
 def run_id() -> str:
-    """The same for all ranks of a run; mostly another one than of an earlier run."""
+    """The same on all ranks of a run, and usually different from that of an earlier run."""
     return "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "SLURM_JOB_ID"))
 
 

@@ -154,7 +154,7 @@ lesson.figure("Left: after the same epoch both runs are equally accurate, for bo
 # By how much? The first epoch is often slower, since it warms up, so we leave it out. Of the others we take the one
 # with the middle time: the **median**. The brackets hold the ratios of single epochs, from the smallest to the largest.
 # The two runs did not take turns, so a slow minute may have met one of them alone. We state how many times as fast, and
-# name no winner. (If the ratios vary much, run this section again, from *One process*.)
+# name no winner. If the ratios vary much, run this section again, from *One process*.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def times_as_fast(logs):

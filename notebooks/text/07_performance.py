@@ -276,9 +276,9 @@ lesson.table(show.losses({n: compare.of_separate_runs(rates(logs[n]), rates(logs
 # is a pair: all processes, and shortly before and after them one alone. So the brackets of *they share* hold the
 # interval of lesson [01](01_one_device.ipynb), and here 0 takes the place of 1: a loss is significant if its interval
 # excludes 0. Below 0 it is noise. The brackets of *they talk* hold the smallest and the largest loss by single rounds
-# and single epochs, for `main.py` did not run in turns with the ceiling. (In the picture only the ceiling has bars for
+# and single epochs, for `main.py` did not run in turns with the ceiling. In the picture only the ceiling has bars for
 # its range, and they may be too short to see. Ceiling and speed-up are each divided by a run of one process of their
-# own, for the speed of a machine changes over minutes.)
+# own, for the speed of a machine changes over minutes.
 #
 # ### Exercise 2: the same in milliseconds
 #
