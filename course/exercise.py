@@ -33,6 +33,7 @@ import itertools
 import linecache
 import math
 import re
+import runpy
 import signal
 import sys
 import textwrap
@@ -95,8 +96,17 @@ class Exercise:
         self.__name__, self.__doc__ = check.__name__, check.__doc__
 
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
-        """For each answer its cases, and the exception that ended it early, if any."""
-        return [_observed(self.check, answer, self.limit) for answer in answers]
+        """For each answer its cases, and the exception that ended it early, if any. An answer may be the path of a file
+        with a function, or class, of the solution's name."""
+        return [_observed(lambda answer: self.check(self._function(answer)), answer, self.limit) for answer in answers]
+
+    def _function(self, answer):
+        """The answer itself, or the function that it names by a file."""
+        if not (isinstance(answer, str | Path) and callable(self.answer)):
+            return answer
+        if problem := unreadable(Path(answer), self.answer.__name__):
+            raise problem
+        return runpy.run_path(str(answer))[self.answer.__name__]
 
     def verdict(self, attempt) -> tuple[str, str]:
         """("untried" | "wrong" | "right", message) for the learner's function or value."""
@@ -113,7 +123,7 @@ class Exercise:
             remarks = [case.remark for case in cases if case.remark]
             return "right", " ".join(["Right.", *remarks, *self.__doc__.split()])
         else:
-            file = getattr(getattr(attempt, "__code__", None), "co_filename", "")
+            file = getattr(getattr(attempt, "__code__", None), "co_filename", str(attempt))
             message = str(error) if isinstance(error, Wrong) else f"It raised {error_and_line(error, file)}"
         name = getattr(self.answer, "__name__", "")
         is_none = "None" in message and (wrong is None or cases[wrong].right is not None)
@@ -279,6 +289,31 @@ def _returns(function: ast.FunctionDef | None) -> bool:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
             inside += ast.iter_child_nodes(node)
     return not function
+
+
+def unreadable(file: Path, name: str) -> Exception | None:
+    """NotImplementedError if there is no file, or only the stub; Ended if the file is not Python or lacks the function
+    or class `name`; else None. In neither case does anything of it run."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=file.name)
+    except FileNotFoundError:
+        return NotImplementedError()
+    except SyntaxError as error:
+        return Ended(f"Your file cannot be run: {first_line(error)}.", None)
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name]
+    if not found:
+        return Ended(f"Your file defines no {name}. Write it with {'class' if name[0].isupper() else 'def'}.", None)
+    return NotImplementedError() if is_stub(found[-1]) else None
+
+
+def is_stub(tree: ast.AST) -> bool:
+    """Does a function in it begin or end with the stub's line, `raise NotImplementedError`?"""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    ends = [function.body[-1] for function in functions
+            if not any(isinstance(line, ast.Return) for line in function.body)]  # behind a return it is left over
+    lines = [ast.unparse(line) for line in ends + [
+        line for function in functions for line in function.body[ast.get_docstring(function) is not None:][:1]]]
+    return "raise NotImplementedError" in lines
 
 
 def first_line(error: BaseException) -> str:

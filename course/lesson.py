@@ -1,5 +1,6 @@
 """How a lesson begins, compares a prediction, and shows a table, a verdict or a function."""
 
+import ast
 import difflib
 import inspect
 import os
@@ -16,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from course.exercise import same
+from course.exercise import is_stub, same
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,12 +52,41 @@ def begin() -> None:
     # Let glibc keep what is freed for the next step (mallopt(3)): up to a third of a small ResNet's step goes there
     os.environ.update(MALLOC_TRIM_THRESHOLD_="-1", MALLOC_MMAP_MAX_="0")
     _captions.clear()
+    begin_program()
     shell = get_ipython()
+    shell.register_magic_function(mine, "cell")
     shell.system_raise_on_error = True  # a !command that fails, fails its cell, the notebook and papermill
     # By name: a lesson without pictures needs no matplotlib. The bundle's formatter, not that of PNGs: matplotlib
     # replaces the latter when the first figure is made, and what is drawn stays its business.
     shell.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", _alt_text)
     print(_machine())
+
+
+def begin_program() -> None:
+    """Copy train.py, the learner's own program, into mine/, unless it is there. It is whole when it appears."""
+    Path("mine").mkdir(exist_ok=True)
+    if not Path("mine/train.py").exists():
+        beside = Path("mine", f".train-{os.getpid()}")
+        shutil.copyfile("lessons/start/train.py", beside)
+        beside.replace("mine/train.py")
+
+
+def mine(line: str, cell: str) -> None:
+    """The magic `%%mine shard.py`: save the cell as mine/shard.py, where train.py takes its part from.
+
+    An exercise's stub is not saved, so that the program goes on with the course's part.
+    """
+    path = Path("mine", line.strip())
+    try:
+        stub = is_stub(ast.parse(cell))
+    except SyntaxError:
+        stub = False  # whoever runs the file learns of it
+    if stub:
+        print(f"{path}: not written yet. " + ("The one of before stays." if path.exists() else
+                                              "The program takes the course's part."))
+    else:
+        path.write_text(cell, encoding="utf-8")
+        print(f"Saved as {path}.")
 
 
 def _alt_text(figure):

@@ -15,7 +15,6 @@ run at the same time, each on ranks of its own: one that hangs keeps no other wa
 Ranks report through the store where they met, since an answer may break a process group, but not the store.
 """
 
-import ast
 import contextlib
 import importlib
 import json
@@ -38,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from course import shortcuts
-from course.exercise import Case, Ended, Exercise, Wrong, error_and_line, first_line, same
+from course.exercise import Case, Ended, Exercise, Wrong, error_and_line, same, unreadable
 from trainer.files import check_input
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
@@ -220,26 +219,6 @@ def patched(function: Callable, **others: Callable):
     finally:
         for space, key, value, _ in places:
             space[key] = value
-
-
-def unreadable(file, name):
-    """NotImplementedError if there is no file, or if the function in it, or a method of the class, begins or ends with
-    the stub's line; Ended if the file is not Python or lacks the name; else None. In neither case is a rank started."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), filename=file.name)
-    except FileNotFoundError:
-        return NotImplementedError()
-    except SyntaxError as error:
-        return Ended(f"Your file cannot be run: {first_line(error)}.", None)
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name]
-    if not found:
-        return Ended(f"Your file defines no {name}. Write it with {'class' if name[0].isupper() else 'def'}.", None)
-    functions = [node for node in ast.walk(found[-1]) if isinstance(node, ast.FunctionDef)]
-    ends = [function.body[-1] for function in functions
-            if not any(isinstance(line, ast.Return) for line in function.body)]  # behind a return it is left over
-    lines = [ast.unparse(line) for line in ends + [
-        line for function in functions for line in function.body[ast.get_docstring(function) is not None:][:1]]]
-    return NotImplementedError() if "raise NotImplementedError" in lines else None
 
 
 def theirs_or_ours(path: Path, name: str, ours: Callable) -> tuple[Callable, str]:

@@ -29,7 +29,7 @@ class Question:
     """with the check, such as lessons.l05_distributed_sampler.check"""
     name: str
     given: str
-    """the name of a function or a value, such as my_shard; or of a file, such as 05_backward.py"""
+    """the name of a function or a value, such as my_gain; or the path of a file, such as mine/shard.py"""
     place: int
     """of its check: the number of the lesson's cells above it"""
 
@@ -50,7 +50,7 @@ class Paper:
     own: list[tuple[int, str]] = field(default_factory=list)
     """what the learner changed or added, in the notebook's order: (number of the lesson's cells above it, source)"""
     files: dict[str, str] = field(default_factory=dict)
-    """{name of a file that no cell has written: its text}"""
+    """{path of a file that no cell has written: its text}"""
 
 
 @cache
@@ -71,7 +71,7 @@ def asked_in(lesson: str) -> list[Question]:
         for module, name, argument in CALL.findall(cell):
             file = re.search(r'"([^"]+)"', argument)
             asked.append(Question(f"lessons.l{notebooks()[lesson].stem}.{module}", name,
-                                  PurePosixPath(file[1]).name if file else argument, place))
+                                  file[1] if file else argument, place))
     return asked
 
 
@@ -127,7 +127,7 @@ def lesson_of(notebook: NotebookNode) -> str:
 
 def paper(notebook: NotebookNode, lesson: str, beside: Path) -> Paper:
     """The Paper of a lesson's notebook. `beside`: its folder. A file that no cell writes (the capstone) may lie there,
-    or in results/live of the copy in whose `notebooks` it lies."""
+    or where its check looks for it, in the copy in whose `notebooks` the notebook lies."""
     made, place, given = Paper(lesson, asked_in(lesson), cells_of(lesson)), 0, given_in(lesson)
     for cell in code_cells(notebook):
         if bare(cell) in given:
@@ -135,7 +135,7 @@ def paper(notebook: NotebookNode, lesson: str, beside: Path) -> Paper:
         elif bare(cell):
             made.own.append((place, cell))
     for name in [question.given for question in made.questions if question.is_file]:
-        for path in (beside.parent / "results" / "live" / name, beside / name):
+        for path in (beside.parent / name, beside / PurePosixPath(name).name):
             if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGEST:
                 made.files[name] = path.read_text(encoding="utf-8", errors="replace")
     return made

@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 
 from course import exercise as exercises
+from course import lesson
 from teach.handed_in import Paper, Question
 
 CELLS, MEMORY = 200, 4 * 10**9  # seconds of all cells; bytes of a process
-LIVE = Path("results/live")  # where cells write the files that are answers
+FOLDERS = Path("results/live"), Path("mine")  # where cells write the files that are answers
 NO_FAULT = "Your answer is not at fault"  # course/on_ranks.py, of ranks that could not start
 WORDS = 2000  # characters of a message
 
@@ -72,6 +73,7 @@ def run(own: list[tuple[int, str]], namespace: Namespace, limit: float) -> dict[
 
     shell = InteractiveShell.instance(user_ns=namespace, config=Config(HistoryManager={"enabled": False}))
     shell.system, shell.enable_gui = lambda command: None, lambda *_: None
+    shell.register_magic_function(lesson.mine, "cell")
     shell.getoutput = lambda command, **_: SList()
     for name in ("bash", "sh", "script", "!"):
         shell.register_magic_function(lambda line, cell: None, "cell", name)
@@ -98,7 +100,7 @@ def verdict(question: Question, namespace: Namespace) -> tuple[str, str]:
     exercise = getattr(importlib.import_module(question.module), question.name)
     namespace.place = question.place
     for _ in range(2):
-        outcome, message = exercise.verdict(LIVE / question.given if question.is_file
+        outcome, message = exercise.verdict(Path(question.given) if question.is_file
                                             else namespace.get(question.given))
         if NO_FAULT not in message:
             return outcome, message
@@ -112,9 +114,10 @@ def main(descriptor: int, limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     exercises.LIMIT = limit
     paper = Paper(**json.load(sys.stdin))
-    LIVE.mkdir(parents=True)
+    for folder in FOLDERS:
+        folder.mkdir(parents=True)
     for name, text in paper.files.items():
-        (LIVE / name).write_text(text, encoding="utf-8")
+        Path(name).write_text(text, encoding="utf-8")
     desk, namespace = Path.cwd(), Namespace(paper.cells)
     failed = run(paper.own, namespace, limit)
     os.chdir(desk)  # a cell may have gone elsewhere

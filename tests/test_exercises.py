@@ -120,6 +120,26 @@ def counted_for_ever(place):
         place += 1
 
 
+@pytest.mark.parametrize("text, outcome, words", [
+    ("def double(n):\n    return 2 * n\n", "right", ""), (None, "untried", ""),
+    ("def double(n):\n    raise NotImplementedError\n", "untried", ""), ("def double(n)\n", "wrong", "SyntaxError"), ("def twice(n):\n    return 2 * n\n", "wrong",
+    "defines no double"), ("def double(n):\n    return n / 0\n", "wrong", "In line 2: `return n / 0`.")])
+def test_an_answer_may_stand_in_a_file(text, outcome, words, tmp_path):
+    def double(n):
+        return 2 * n
+
+    @exercise(solution=double, hint="", mistakes={})
+    def doubled(answer):
+        """Shown."""
+        yield Case(answer(3), 6, "not 6")
+
+    file = tmp_path / "double.py"
+    if text:
+        file.write_text(text)
+    got, message = doubled.verdict(str(file))
+    assert got == outcome and words in message
+
+
 def test_an_error_has_its_line_and_a_loop_without_an_end_has_one(monkeypatch):
     monkeypatch.setattr(count, "limit", 1)
     assert "`return [1, 2, 3][place + 3]`" in count.verdict(counted_too_far)[1]

@@ -101,6 +101,23 @@ def test_where_the_course_cannot_be_had_one_line_says_why(tmp_path):
     assert lines[-1] == "ModuleNotFoundError: No module named 'course'" and len(lines) < 10, "no flood of frames"
 
 
+def test_an_exercise_s_cell_becomes_a_part_of_the_program_once_it_is_tried(tmp_path, monkeypatch, capsys):
+    (tmp_path / "lessons/start").mkdir(parents=True)
+    shutil.copy(runner.ROOT / "lessons/start/train.py", tmp_path / "lessons/start")
+    monkeypatch.chdir(tmp_path)
+    lesson.begin_program()
+    program, part = Path("mine/train.py"), Path("mine/shard.py")
+    assert program.read_text() == Path("lessons/start/train.py").read_text()
+    lesson.mine("shard.py", "def shard(n):\n    raise NotImplementedError\n")
+    assert not part.exists() and "course's part" in capsys.readouterr().out
+    lesson.mine("shard.py", "def shard(n):\n    return n\n")
+    lesson.mine("shard.py", "def shard(n):\n    raise NotImplementedError\n")
+    assert part.read_text() == "def shard(n):\n    return n\n", "a stub does not take its place"
+    program.write_text("changed")
+    lesson.begin_program()
+    assert program.read_text() == "changed", "it is the learner's"
+
+
 def test_build_writes_the_cited_address_and_version_wherever_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runner.ROOT / twins.TWINS, twins.TWINS)

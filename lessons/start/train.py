@@ -1,0 +1,97 @@
+"""Your training program: a small network learns CIFAR-10, on one process or on many. It is yours: change any line.
+
+    python mine/train.py                                                        one process
+    torchrun --nproc_per_node=2 mine/train.py                                   two ranks share every batch
+    torchrun --nproc_per_node=2 -m course.dial --rate 150mbit mine/train.py     ... over a slow network
+    torchrun --nproc_per_node=2 mine/train.py --parts torch                     with PyTorch's own parts
+
+Its parts are files in mine/, which you write lesson by lesson. A part that is not there yet is the course's.
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--images", type=int, default=6144, help="training images used; default: 6144")
+parser.add_argument("--batch", type=int, default=192, help="images per update, of all ranks together; default: 192")
+parser.add_argument("--micro-batches", type=int, default=1, help="parts of each rank's batch, one after another")
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--lr", type=float, default=0.05, help="learning rate; default: 0.05")
+parser.add_argument("--save", metavar="FILE", help="write the trained weights")
+parser.add_argument("--parts", choices=("mine", "ours", "torch"), default="mine", help="whose parts: yours where you "
+                    "have written one, the course's, or PyTorch's own; default: mine")
+args = parser.parse_args()
+
+if not os.path.isdir("lessons/start"):
+    parser.exit(2, "start train.py in the course's folder: the parts that you have not written stand there\n")
+ours, pytorch = os.path.abspath("lessons/start/ours"), os.path.abspath("lessons/start/pytorch")
+sys.path[:1] = {"mine": [sys.path[0], ours], "ours": [ours], "torch": [pytorch, ours]}[args.parts] + [os.getcwd()]
+
+from stopwatch import now  # lesson 01: the time, when all work is done
+from join import join, leave  # lesson 03: the processes become ranks
+from all_reduce import all_reduce  # lesson 04: the sum of all ranks' tensors
+from shard import shard  # lesson 05: which images, in which order
+from evaluate import evaluate  # lesson 05: each test image counts once
+from my_ddp import MyDDP  # lesson 06: the same weights, the mean of the gradients
+from backward import backward  # lesson 07: the gradient of a batch, from its micro-batches
+from save import save  # lesson 07: a file that any program can load
+from trainer.data import get_dataset  # CIFAR-10, or images made from a seed where it cannot be had
+
+PARTS = ("stopwatch", "join", "all_reduce", "shard", "evaluate", "my_ddp", "backward", "save")
+torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
+rank, world_size, device = join()
+if args.batch % world_size or args.images < args.batch:
+    parser.exit(2, f"--batch {args.batch} must be a multiple of the {world_size} ranks, and at most --images\n")
+if rank == 0:
+    whose = {part: os.path.basename(os.path.dirname(sys.modules[part].__file__)) for part in PARTS}
+    print("parts:", ", ".join(f"{part} ({folder})" for part, folder in whose.items()), flush=True)
+
+train_set, test_set = get_dataset("auto", verify=False)
+torch.manual_seed(0)
+model = nn.Sequential(  # 156,074 parameters
+    nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # [B, 3, 32, 32] to [B, 16, 16, 16]
+    nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # to [B, 32, 8, 8]
+    nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # to [B, 64, 4, 4]
+    nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+parallel = MyDDP(model, all_reduce)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+
+
+def batch(dataset, indices):
+    """Images [B, 3, 32, 32] between -1 and 1, in torch's default dtype, and labels [B], on the device."""
+    pixels = dataset.images[indices].to(device, torch.get_default_dtype())
+    return pixels / 127.5 - 1, dataset.labels[indices].to(device)
+
+
+share = args.batch // world_size  # images per update of this rank
+for epoch in range(args.epochs):
+    mine = shard(args.images, rank, world_size, epoch)
+    losses, start = [], now(device)
+    for step in range(args.images // args.batch):
+        images, labels = batch(train_set, mine[step * share:(step + 1) * share])
+        optimizer.zero_grad()
+        losses.append(backward(parallel, cross_entropy, images, labels, args.micro_batches))
+        parallel.finish()  # waits until the mean gradients are there
+        optimizer.step()
+    seconds = now(device) - start
+    loss = torch.stack(losses).mean() / world_size
+    all_reduce(loss)
+    accuracy = evaluate(model, lambda indices: batch(test_set, indices), 1000, rank, world_size, all_reduce)
+    if rank == 0:
+        print(f"epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}, {1000 * seconds / len(losses):.1f} ms per "
+              "update", flush=True)
+
+# Are all ranks still one model? A rank with other weights has another sum.
+sums = torch.zeros(world_size, dtype=torch.float64, device=device)
+sums[rank] = sum(parameter.detach().double().abs().sum() for parameter in model.parameters())
+all_reduce(sums)
+if (sums - sums[0]).abs().max() > 0:
+    sys.exit(f"The ranks are not one model. The sums of their weights are {sums.tolist()}.")
+if args.save:
+    save(parallel, args.save)
+leave()
