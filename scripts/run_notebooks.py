@@ -38,7 +38,7 @@ def choose(wanted, available):
 def parse():
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/run"
-    parser.add_argument("names", nargs="*", metavar="NAME", help="07, 07_performance or its path; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="07, 08_performance or its path; default: all")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--quick", action="store_true", help="the quick tier, as the notebook's metadata sets it")
     modes.add_argument("--in-place", action="store_true",

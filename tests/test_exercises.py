@@ -120,11 +120,12 @@ def counted_for_ever(place):
         place += 1
 
 
-@pytest.mark.parametrize("text, outcome, words", [
-    ("def double(n):\n    return 2 * n\n", "right", ""), (None, "untried", ""),
-    ("def double(n):\n    raise NotImplementedError\n", "untried", ""), ("def double(n)\n", "wrong", "SyntaxError"), ("def twice(n):\n    return 2 * n\n", "wrong",
-    "defines no double"), ("def double(n):\n    return n / 0\n", "wrong", "In line 2: `return n / 0`.")])
-def test_an_answer_may_stand_in_a_file(text, outcome, words, tmp_path):
+@pytest.mark.parametrize(("body", "outcome", "words"), [
+    ("double(n):\n    return 2 * n", "right", ""), (None, "untried", ""),
+    ("double(n):\n    raise NotImplementedError", "untried", ""), ("double(n)", "wrong", "SyntaxError"),
+    ("twice(n):\n    return 2 * n", "wrong", "defines no double"),
+    ("double(n):\n    return n / 0", "wrong", "In line 2: `return n / 0`.")])
+def test_an_answer_may_stand_in_a_file(body, outcome, words, tmp_path):
     def double(n):
         return 2 * n
 
@@ -134,8 +135,8 @@ def test_an_answer_may_stand_in_a_file(text, outcome, words, tmp_path):
         yield Case(answer(3), 6, "not 6")
 
     file = tmp_path / "double.py"
-    if text:
-        file.write_text(text)
+    if body:
+        file.write_text(f"def {body}\n")
     got, message = doubled.verdict(str(file))
     assert got == outcome and words in message
 

@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler
 
 from course import interactive, lesson
 from lessons.l06_ddp.buckets import make_buckets
-from lessons.l08_predict_scaling.scaling import Job, Link, StepTime, ddp_buckets, speedup
+from lessons.l08_performance.scaling import Job, Link, StepTime, ddp_buckets, speedup
 
 in_a_browser = pytest.mark.browser
 

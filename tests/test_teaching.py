@@ -20,7 +20,7 @@ def lessons():
 def test_a_page_shows_no_answer_before_it_is_unfolded(number, lessons):
     shown = re.sub("<details>.+?</details>", "", teaching.page(lessons[number], PLANS), flags=re.S)
     questions = teaching.questions_of(lessons[number].name)
-    assert len(questions) == 3 and all(question.text in shown and question.why not in shown for question in questions)
+    assert len(questions) >= 3 and all(question.text in shown and question.why not in shown for question in questions)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=plans.stem)

@@ -32,7 +32,7 @@
 # **Time.** About 40 minutes for you, 1 for the machine.
 #
 # This is the first lesson. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict how fast 1,024
-# GPUs would train ([08](08_predict_scaling.ipynb)), kill processes and see the training go on
+# GPUs would train ([08](08_performance.ipynb)), kill processes and see the training go on
 # ([11](11_fault_tolerance.ipynb)), and repair scripts with the mistakes that people really make
 # ([12](12_break_it.ipynb)). A picture shows what was measured in this notebook. If it is a drawing, or was recorded
 # elsewhere, it says so. Folded cells (a grey line, or `•••`) do what is not the subject: run them, too.
@@ -174,9 +174,9 @@ lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
 
 # %% [markdown]
 # Why less than the ideal? Time goes into averaging, into waiting for the other process, and into what the devices of one
-# machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too: close
+# machine share; lesson [08](08_performance.ipynb) separates them. (Other programs on your machine take time, too: close
 # them, and run the section again.) When may we say that one program is faster than another? Lesson
-# [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.
+# [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_performance.ipynb) predicts what is lost.
 #
 # ## And with small batches?
 #
@@ -215,7 +215,7 @@ lesson.verdict(f"With 64 images each, two other cores reached {recorded:.2f} "
 # %% [markdown]
 # Each update costs a message, as large as all gradients together, however few images the update uses. With 64 images
 # there is less work between two messages, so they weigh more. How much they weigh depends on the machine, and changes
-# from run to run. Lesson [07](07_performance.ipynb) measures the same pair again, and finds out where the time is lost.
+# from run to run. Lesson [08](08_performance.ipynb) measures the same pair again, and finds out where the time is lost.
 #
 # And it is **not the same training**: two processes with 64 images each make one update for 128 images. So an epoch has
 # half as many updates, and the losses differ. Lesson [09](09_large_batch.ipynb) is about that.

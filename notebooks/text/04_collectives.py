@@ -315,7 +315,7 @@ lesson.verdict(show.ring_verdict(run))
 # [tree](https://github.com/pytorch/gloo/blob/main/gloo/broadcast.cc), and the all-reduce a
 # [ring](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc) that sends one piece while it adds another. NCCL
 # has rings and [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo). Lesson
-# [08](08_predict_scaling.ipynb) measures the cost of a message.
+# [08](08_performance.ipynb) measures the cost of a message.
 #
 # **This is half of the lesson: take a break.**
 #

@@ -254,7 +254,7 @@ lesson.table([{"model": f"`{model}`", "gradients, between the ranks": lesson.sma
 # DDP shares the first weights, the gradients and, as described above, the buffers. Everything else is left to you.
 #
 # - **Figures.** The loss and the accuracy that a rank prints are those of its own images. All-reduce sums and counts
-#   ([05](05_distributed_sampler.ipynb) does it for the test set; [07](07_performance.ipynb) shows a published tutorial
+#   ([05](05_distributed_sampler.ipynb) does it for the test set; [08](08_performance.ipynb) shows a published tutorial
 #   that did not).
 # - **Files.** Every rank that saves writes the file. And wrappers change the names of the weights in it:
 
@@ -383,4 +383,4 @@ capstone.program("results/live/06b_program.py")
 #    model when it is ready.
 # 3. All else is yours: you sum up metrics, rank 0 saves `ddp.module.state_dict()`, and each rank holds the whole model.
 #
-# **Next:** [07 · Performance](07_performance.ipynb): what DDP gains with 2, 4 and 8 ranks, and what limits it.
+# **Next:** [08 · Performance](08_performance.ipynb): what DDP gains with 2, 4 and 8 ranks, and what limits it.

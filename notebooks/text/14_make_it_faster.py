@@ -29,7 +29,7 @@
 # - measure a change of your own so that noise does not fool you, and check whether it is still the same training;
 # - send gradients in 16 bits with a communication hook of your own, and log losses without waiting for them.
 #
-# **You need** lessons [06 · DistributedDataParallel](06_ddp.ipynb) and [07 · Performance](07_performance.ipynb).
+# **You need** lessons [06 · DistributedDataParallel](06_ddp.ipynb) and [08 · Performance](08_performance.ipynb).
 #
 # **Time.** About 115 minutes for you, 2 for the machine. Take a break halfway, before *The changes*.
 

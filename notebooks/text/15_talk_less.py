@@ -29,7 +29,7 @@
 # - write the outer step of DiLoCo, train with it, and say what local training leaves different on the ranks;
 # - choose how seldom ranks should talk over a given link.
 #
-# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), [08 · Predict](08_predict_scaling.ipynb) and
+# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), [08 · Performance](08_performance.ipynb) and
 # [09 · A larger batch](09_large_batch.ipynb); for *A slow link* the hosts of [10 · Launchers](10_launchers.ipynb).
 #
 # **Time.** About 75 minutes for you, 3 for the machine.
@@ -62,7 +62,7 @@ several_nodes = True  # False shows a recorded run over the slow link
 # %% [markdown]
 # ## How much is there to gain?
 #
-# The **ceiling** of lesson [07](07_performance.ipynb) is set by ranks that never talk, where each trains a model of its
+# The **ceiling** of lesson [08](08_performance.ipynb) is set by ranks that never talk, where each trains a model of its
 # own. A way to train one model together can at best do as many images a second. (More than 100 % of it, below, is
 # noise.)
 #
@@ -112,7 +112,7 @@ lesson.code(talk_ways.learn, talk_ways.accumulate,
 # DiLoCo's **inner** optimizer is AdamW, here as in all ways. The **outer** one is SGD with Nesterov momentum. It sees a
 # gradient only once in N batches. That gradient has less noise than a single batch's, so the outer steps can be long.
 #
-# How fast will they be? By the first model of lesson [08](08_predict_scaling.ipynb) a batch takes as long as without
+# How fast will they be? By the first model of lesson [08](08_performance.ipynb) a batch takes as long as without
 # talking, and once in N batches each message adds α + β · bytes. PowerSGD sends three messages: one with the tensors
 # that stay whole, and one for each of the two kinds of matrices.
 
@@ -213,7 +213,7 @@ lesson.verdict(show.both(near))
 #   latency and no waiting. PowerSGD even pays the latency of three messages and multiplies matrices, so it may be
 #   slower than DDP. Its gradient is another one, so it may learn less.
 #
-# Where the prediction is off, the model of lesson [08](08_predict_scaling.ipynb) leaves out the same things as there:
+# Where the prediction is off, the model of lesson [08](08_performance.ipynb) leaves out the same things as there:
 # ranks wait for each other, and DDP itself takes time. With N = 32 these two costs come once in 32
 # batches: compare the rows with N = 1 and N = 32.
 #

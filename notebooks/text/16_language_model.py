@@ -29,7 +29,7 @@
 # - count tokens a second and MFU, and prove that several ranks train what one process trains.
 #
 # **You need** [06](06_ddp.ipynb) and [06b](06b_ddp_traps.ipynb); for FSDP2 [13](13_beyond_ddp.ipynb) and
-# [13b](13b_fsdp2.ipynb); the ceiling of [07](07_performance.ipynb).
+# [13b](13b_fsdp2.ipynb); the ceiling of [08](08_performance.ipynb).
 #
 # **Time.** About 110 minutes for you, 2 for the machine. Half of yours are for the exam.
 
@@ -416,7 +416,7 @@ lesson.verdict(f"In GPT-2 the tied weight has {entries:,} × {width} values: "
 #
 # ## Tokens a second
 #
-# One process, ranks that never talk (the **ceiling** of lesson [07](07_performance.ipynb)), and three ways to talk take
+# One process, ranks that never talk (the **ceiling** of lesson [08](08_performance.ipynb)), and three ways to talk take
 # turns, with 32 crops an update. `MyDDP` is your class of lesson [06](06_ddp.ipynb), if you have written it.
 #
 # **Predict.** What share of the ceiling does DDP reach here?

@@ -15,7 +15,7 @@ from course.compare import FEWEST, NOT_SHOWN, ratio
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, halo, head, line_key, line_style, name_rows, percent, ticks
 from course.predict.fit import BUS_FACTORS, size_name
-from lessons.l08_predict_scaling.scaling import ddp_buckets
+from lessons.l08_performance.scaling import ddp_buckets
 
 PARTS = ["a step alone", "slower together", "waiting", "all-reduce", "DDP itself"]
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "recorded" / "published"

@@ -1,4 +1,4 @@
-"""Lesson 07: the phase that grew, and the learner's functions on recorded runs."""
+"""Lesson 08: the phase that grew, and the learner's functions on recorded runs."""
 
 import json
 
@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from course import compare, runs
-from lessons.l07_performance import check, show
+from lessons.l08_performance import check, show
 from tests.runner import ROOT
 
 RECORDED = ROOT / "results" / "recorded"

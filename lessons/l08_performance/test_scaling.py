@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from lessons.l08_predict_scaling import scaling
-from lessons.l08_predict_scaling.scaling import Job, Link, StepTime
+from lessons.l08_performance import scaling
+from lessons.l08_performance.scaling import Job, Link, StepTime
 
 STEP = StepTime(fixed=0.002, per_image=0.0001, backward=0.5)  # 64 images: 8.4 ms, of which backward takes 4.2
 JOB = Job(STEP, gradient_bytes=1e6, all_reduce=Link(0.0005, 1e9), overlap=False)  # 2 ranks: 1 + 1 ms

@@ -1,6 +1,6 @@
 """Time main.py's training step of LeNet for several batch sizes: one rank alone, ranks side by side, ranks that talk.
 
-    torchrun --nproc_per_node=2 lessons/l08_predict_scaling/step_time.py --out results/live/steps.json
+    torchrun --nproc_per_node=2 lessons/l08_performance/step_time.py --out results/live/steps.json
 
 alone         rank 0 trains, the others wait
 side_by_side  each rank trains a model of its own; nobody talks

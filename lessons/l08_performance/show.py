@@ -1,4 +1,4 @@
-"""Lesson 07: whether runs may be compared, what they lost and to what, the phase that grew, the batch from which two
+"""Lesson 08: whether runs may be compared, what they lost and to what, the phase that grew, the batch from which two
 ranks pay, and the published runs."""
 
 import pandas as pd
