@@ -176,7 +176,7 @@ lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
 # Why less than the ideal? Time goes into averaging, into waiting for the other process, and into what the devices of one
 # machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too: close
 # them, and run the section again.) When may we say that one program is faster than another? Lesson
-# [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.
+# [01](01_measure.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.
 #
 # ## And with small batches?
 #
@@ -367,4 +367,4 @@ lesson.table(rows)
 # 2. Two processes are at best twice as fast as one, and they take longer to start. Measure both.
 # 3. Predict before you run. The gap is the lesson.
 #
-# **Next:** [01 · One device](01_one_device.ipynb): before you use many devices, make one fast, and learn to time it.
+# **Next:** [01 · One device](01_measure.ipynb): before you use many devices, make one fast, and learn to time it.

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lessons.l01_one_device import show
+from lessons.l01_measure import show
 
 
 def test_a_tenth_of_an_epoch_weighs_its_steps_by_their_images():

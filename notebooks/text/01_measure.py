@@ -52,7 +52,7 @@ from trainer import data
 from trainer import models
 import utils
 from course import compare, plots, runs, timing
-from lessons.l01_one_device import check, show, textbook
+from lessons.l01_measure import check, show, textbook
 
 # %% tags=["parameters"]
 samples = 16_000  # train on the first so many images, at least 2,000
