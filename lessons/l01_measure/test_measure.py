@@ -1,23 +1,55 @@
-"""How lesson 01 reads steps and logs."""
+"""Programs take turns: each trains on the images of its turn, and stands still until the next."""
 
-import math
+import time
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from lessons.l01_measure import show
+from lessons.l01_measure.turns import taking_turns
+
+PROGRAM = """
+import os, sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = int(sys.argv[1]) // int(os.environ.get("WORLD_SIZE", 1))
+for _ in range(int(sys.argv[2])):
+    model(torch.randn(batch, 3)).sum().backward()
+    optimizer.step()
+    with open(sys.argv[3] + os.environ.get("RANK", "0"), "a") as file:
+        file.write(".")
+sys.exit("all of it")
+"""
 
 
-def test_a_tenth_of_an_epoch_weighs_its_steps_by_their_images():
-    steps = pd.DataFrame({"loss": [1.0, 2.0] * 10, "hits": [3, 1] * 10, "images": [3, 1] * 10})
-    curves = show.tenths({"a": steps}, 20, False)
-    np.testing.assert_allclose(curves["epoch"], np.arange(1, 11) / 10)
-    assert set(curves["loss"]) == {1.25} and set(curves["accuracy"]) == {1.0}
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return lambda batch, updates, log: f"{tmp_path}/program.py {batch} {updates} {tmp_path}/{log}"
 
 
-@pytest.mark.parametrize(("off", "end"), [(0.0, "softmax first"), (0.04, "softmax first"), (-0.06, "logits")])
-def test_a_log_shows_how_the_model_ends(off, end):
-    run = pd.DataFrame({"accuracy": [0.3, 0.5, 0.6]})
-    run["loss"] = math.log(math.e + 9) - run["accuracy"] + [0, 0, off]
-    assert show.ends_in(run) == end
+def test_each_turn_is_as_many_images_whatever_the_batch_and_the_ranks(program, tmp_path):
+    commands = {"small": f"python {program(4, 99, 'small')}", "large": f"python {program(12, 99, 'large')}",
+                "ranks": f"torchrun --nproc_per_node=2 {program(12, 99, 'ranks')}"}
+
+    def updates():  # the file is written after the hook: of a turn's last update in the next turn
+        return [len(path.read_text()) if (path := tmp_path / name).exists() else 0
+                for name in ("small0", "large0", "ranks0", "ranks1")]
+
+    with taking_turns(commands, images=24) as programs:
+        for train in programs.values():
+            train()
+        first = updates()
+        time.sleep(0.3)
+        assert updates() == first == [5, 1, 1, 1], "all stand still"
+        programs["small"]()
+        assert updates() == [11, 1, 1, 1]
+        programs["ranks"]()
+        assert updates() == [11, 1, 3, 3]
+
+
+def test_a_program_that_ends_before_its_turn_is_named_with_what_it_printed(program):
+    with taking_turns({"short": f"python {program(4, 7, 'short')}"}, images=24) as programs:
+        programs["short"]()
+        with pytest.raises(RuntimeError, match=r"program.py 4 7 .*did not finish turn 2(.|\n)*all of it"):
+            programs["short"]()
