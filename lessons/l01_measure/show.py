@@ -60,7 +60,7 @@ def amdahl(curves: dict[str, dict[float, float]], measured: dict[float, Ratio], 
         ax.errorbar(times, ratio.median, [[ratio.median - ratio.low], [ratio.high - ratio.median]], fmt="s",
                     markersize=12, color=COLOURS[1], capsize=6)
     ax.axhline(limit, color=GREY, linestyle="--")
-    ax.set(xlabel="the phase is so many times as fast", ylabel="speed-up of the step", xlim=(0.8, 1.2 * ends[0][0]),
+    ax.set(xlabel="speed-up of the phase", ylabel="speed-up of the step", xlim=(0.8, 1.2 * ends[0][0]),
            ylim=(0.8, 1.15 * max(limit, *(ratio.high for ratio in measured.values()))),
            title=f"What a faster phase gains: {whose} function, and measured (squares)")
     write_beside(ax, ends, BESIDE_AN_END)

@@ -175,8 +175,9 @@ lesson.verdict(f"Each rank has a core of its own: {ranks} would be the ideal spe
 # line: `world size` and the number of ranks.
 #
 # **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell: it saves your
-# function in `mine/`. The next cell checks it. Stuck? Take the `# ` before `check.….hint()` away (Ctrl+/), and run
-# the cell again. `solution()` shows an answer.
+# function in `mine/`. The next cell checks it. Stuck? Take the `# ` before `check.….hint()` away (Ctrl+/), and run the
+# cell again.
+# `solution()` shows an answer.
 
 # %%
 # %%mine hello.py
