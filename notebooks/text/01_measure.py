@@ -251,7 +251,7 @@ faster = [name for name in ("fused", "channels_last")
           if ratios[name].significant and ratios[name].low > 1]
 lesson.predicted(my_faster, "both" if len(faster) == 2 else (faster or ["none"])[0])
 lesson.table([{"program": name, "median, ms per step": f"{1000 * median(of) / calls:.2f}",
-               "times as fast as it is": str(ratios.get(name, 1))} for name, of in seconds.items()])
+               "speed-up over *as it is*": str(ratios.get(name, 1))} for name, of in seconds.items()])
 
 # %% [markdown]
 # Look at the control first. If it is significantly faster than itself, that is chance, or something that lasts and is
@@ -375,9 +375,9 @@ against = {name: compare.ratio(seconds["one process"], seconds[name])
 lesson.predicted(my_all_cores, against["changed"].median, "times as fast")
 lesson.predicted(my_two_ranks, against["two ranks"].median, "times as fast")
 lesson.table([{"program": name, "median, ms per 960 images": f"{1000 * median(seconds[name]):.0f}",
-               "times as fast as one process": str(against.get(name, 1))} for name in seconds])
+               "speed-up over one process": str(against.get(name, 1))} for name in seconds])
 fair = compare.ratio(seconds["changed"], seconds["two ranks"])
-lesson.verdict(f"Two ranks against the changed program, times as fast: {fair}.")
+lesson.verdict(f"Speed-up of two ranks over the changed program: {fair}.")
 
 # %% [markdown]
 # The last line compares two ranks with all cores of this machine. With two cores that is fair. With more, start as
