@@ -45,6 +45,7 @@ def queue(spans: list[tuple[str, str, float, float]], early: float, late: float)
         ax.annotate(f"{words}: {1000 * moment:.1f} ms", (1000 * moment, 0.5), (8 if side == "left" else -8, 0),
                     xycoords=("data", "axes fraction"), textcoords="offset points", ha=side, va="center",
                     fontweight="bold", path_effects=halo())
+    ax.set_xlim(0)
     ax.set_title("Python queues the work; the device does it", pad=40)
     return ax
 

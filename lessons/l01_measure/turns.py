@@ -53,6 +53,7 @@ def taking_turns(commands: Mapping[str, str], images: int) -> Iterator[dict[str,
                 program.process.terminate()  # torchrun ends its ranks
             for _, program in running:
                 program.process.wait()
+                os.close(program.reports)
 
 
 class Program:
