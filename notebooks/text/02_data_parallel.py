@@ -24,7 +24,7 @@
 # - say what is cut, copied, lost or renamed when you wrap a model in it;
 # - say why device 0 works longer and holds more than the others, and where you still meet `DataParallel`.
 #
-# **You need** [01 · One device](01_one_device.ipynb). No GPU.
+# **You need** [01 · Measure](01_measure.ipynb). No GPU.
 #
 # **Time.** About 45 minutes for you, 1 for the machine.
 
@@ -442,7 +442,7 @@ lesson.verdict("Python's sums, time of two threads / time of two processes: "
 # Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
 # not release it. Processes have a lock each, so they can gain. How much depends on more than the lock: each piece and
 # each result is also a message between processes. So compare the threads with the processes, not with 2. (The numbers
-# in brackets are the 95 % interval of lesson [01](01_one_device.ipynb).)
+# in brackets are the 95 % interval of lesson [01](01_measure.ipynb).)
 #
 # `DataParallel` has one interpreter that starts the work of all GPUs. Where a model has many small operations, the GPUs
 # wait for that interpreter. DDP has one interpreter for each GPU.

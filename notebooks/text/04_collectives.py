@@ -300,7 +300,7 @@ lesson.figure("A point is the median of seven rounds, a bar reaches from the fas
 lesson.verdict(show.ring_verdict(run))
 
 # %% [markdown]
-# (Lesson [01](01_one_device.ipynb) says when a difference counts.) The ranks share this machine's cores and its memory,
+# (Lesson [01](01_measure.ipynb) says when a difference counts.) The ranks share this machine's cores and its memory,
 # and this explanation fits:
 #
 # - **A small tensor**: the *number of messages* counts. Each message needs a core, and in a ring all ranks want one in
@@ -507,7 +507,7 @@ lesson.figure("The ranks that come in time do their own work while the collectiv
 #
 # With NCCL the call and `wait()` both return at once: `wait()` makes the GPU's queue wait, not Python. Work that you
 # queue afterwards, on the same stream (the same queue of the GPU), is safe. But a clock needs
-# `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is the exception: there Python waits.)
+# `torch.cuda.synchronize()`, as in [01](01_measure.ipynb). (`barrier` is the exception: there Python waits.)
 #
 # ## A hang, on purpose
 #

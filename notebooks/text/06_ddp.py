@@ -28,7 +28,7 @@
 # - prove that the ranks train as one process does;
 # - see whether messages travel while backward goes on, and what that is worth.
 #
-# **You need** a training loop ([01](01_one_device.ipynb)), ranks and process groups
+# **You need** a training loop ([01](01_measure.ipynb)), ranks and process groups
 # ([03](03_processes_and_ranks.ipynb)), collectives ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
@@ -446,7 +446,7 @@ apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in sav
 print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
 
 # %% [markdown]
-# The launches took turns, but two pairs are fewer than the six that the rule of lesson [01](01_one_device.ipynb) needs.
+# The launches took turns, but two pairs are fewer than the six that the rule of lesson [01](01_measure.ipynb) needs.
 # So we treat them as separate runs: the brackets hold the smallest and the largest ratio of two epochs.
 #
 # On two ranks each sum has two numbers, so both runs end with the same weights, to the last bit. On more ranks the

@@ -286,7 +286,7 @@ lesson.verdict(f"Accuracy with 512 images an update: linear ÷ square root: {lin
 
 # %% [markdown]
 # Two runs with the same seed are a pair, and the brackets hold the smallest and the largest ratio. By the rule of
-# lesson [01](01_one_device.ipynb) three pairs are too few to name a winner.
+# lesson [01](01_measure.ipynb) three pairs are too few to name a winner.
 #
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
 #

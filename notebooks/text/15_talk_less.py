@@ -197,7 +197,7 @@ lesson.table([{"way": name, **show.of_ceiling(row, forecast),
 lesson.verdict(show.both(near))
 
 # %% [markdown]
-# Speeds follow the rule of lesson [01](01_one_device.ipynb). A pair is a round of a way and the round of *never* beside
+# Speeds follow the rule of lesson [01](01_measure.ipynb). A pair is a round of a way and the round of *never* beside
 # it. A share of the ceiling above 100 % is noise: its interval holds 100. For accuracies a pair is two ways with the
 # same seed, and three pairs are too few to name a winner: the medians and the ranges of the seeds are all that we
 # state.

@@ -442,7 +442,7 @@ lesson.verdict(f"MyDDP is {whose_class}.")
 
 
 # %% [markdown]
-# The rounds of two ways are pairs, and brackets hold the 95 % interval of lesson [01](01_one_device.ipynb). *off*: how
+# The rounds of two ways are pairs, and brackets hold the 95 % interval of lesson [01](01_measure.ipynb). *off*: how
 # far the weights are from those of one process after three updates, relative to how far these have moved.
 #
 # DDP sends each gradient once an update; without `no_sync()` once a micro-batch. FSDP2 gathers weights for forward and
