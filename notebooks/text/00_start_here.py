@@ -155,7 +155,7 @@ lesson.verdict(f"Each rank has a core of its own: {ranks} would be the ideal spe
 
 # %% [markdown]
 # Why less than the ideal? The ranks send messages, they wait for each other, and they share this machine's memory.
-# Lesson [07](07_performance.ipynb) separates these. And can you trust the number at all? Each program ran once, at
+# Lesson [08](08_performance.ipynb) separates these. And can you trust the number at all? Each program ran once, at
 # another moment. Lesson [01](01_measure.ipynb) says when you may call one program faster.
 #
 # ## But how long did you wait?
