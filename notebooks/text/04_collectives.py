@@ -263,12 +263,12 @@ lesson.figure("A row is a rank, an arrow a message, and rounds go to the right. 
 lesson.table(show.counts_table(count))
 
 # %% [markdown]
-# The last column is the kernel's own count of the bytes on each connection, `dial.counted()`. It agrees with the count
-# of messages. What it has more are the headers of the messages. They also tell how many messages PyTorch's own
-# all-reduce sends: as a [ring](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc) that cuts each chunk in
-# two, twice as many as our ring.
+# On Linux the last column is the kernel's own count of the bytes on each connection, `dial.counted()`. It agrees with
+# the count of messages, up to the headers that each message has. By these headers we know how many messages PyTorch's
+# own all-reduce sends. With gloo it is a [ring](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc), too. It
+# cuts each chunk in two, and so sends twice as many messages as our ring.
 #
-# With more ranks the ways part:
+# Count the same for more ranks:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.busiest_by_ranks(count)
@@ -282,8 +282,8 @@ lesson.figure("Counted, not timed. A star's centre sends its tensor n − 1 time
 # added up and divided by the rate, predicts the time.
 #
 # **On a mesh of cables** each pair of ranks has a cable of that rate, and a rank sends on all of its cables at once.
-# The dial makes it: on four of this machine's processes the kernel paces every connection. **With one card per host**
-# all messages of a rank share the rate of its card. Then a rank that sends to three others needs three rounds.
+# The dial makes such a mesh on this machine: the kernel paces every connection between two ranks. **With one card per
+# host** all messages of a rank share the rate of its card. Then a rank that sends to three others needs three rounds.
 #
 # **Predict.** Four ranks, a tensor of 4 MiB, 200 Mbit/s. Which of the four ways is the fastest on cables, and which
 # with cards?
@@ -315,20 +315,20 @@ lesson.figure("The same message on three networks. Beside each bar its median, i
 # [01](01_measure.ipynb)).
 #
 # **On cables** the direct way wins. It needs two rounds, and each carries a quarter of the tensor. The ring needs six
-# such rounds, one after another. The star needs two rounds as well, but each carries the whole tensor. The tree sends as
-# few messages as the star, in twice as many rounds.
+# such rounds, one after another. A star whose centre serves all others at once needs two rounds as well, but each carries
+# the whole tensor. The tree sends as few messages as the star, in twice as many rounds.
 #
 # **With cards** the ring and the direct way send the same: 1.5 tensors per card. Three tensors come to the star's centre
 # through one card, and three leave by it, so the star is the slowest. The direct way takes longer than its bytes need,
-# and the ring does not. We have not measured why. Three streams at once share each card there, and in the ring one has
-# it alone.
+# and the ring does not. We have not measured why. In the direct way three streams share each card, and in the ring one
+# has it alone.
 #
 # So the network decides. Hosts usually have one card, or a few, and libraries use rings and
 # [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) between them.
 #
 # ## Without a limit
 #
-# The third panel has another order, and no count of bytes explains it. Without a limit a message is a copy in one
+# The third panel has another order, and the count does not explain it. Without a limit a message is a copy in one
 # memory, and a core makes it. **Four ranks share two cores.** So the work of the cores decides.
 #
 # Take a small tensor of 1 KiB. The control is two ranks on the same two cores: there each rank has a core.
@@ -338,8 +338,8 @@ lesson.table(show.small_table(race))
 
 # %% [markdown]
 # The last column counts how often a rank gave up its core to wait for a message, in one call, all ranks together. With
-# a core for each rank that is about twice per message. With four ranks on two cores it is more often, and whoever wants
-# to go on must first get a core again.
+# a core for each rank that is about twice per message. With four ranks on two cores it is more often where all ranks
+# send in each round. Each time, whoever wants to go on must first get a core again.
 #
 # **Why does PyTorch's own all-reduce take several times the star's time?** It is a ring, made for large tensors. For 1
 # KiB it sends all of a ring's messages, twice over. The star sends six. Each of these messages has next to no bytes, and
@@ -441,15 +441,15 @@ try:
         dist.all_reduce(torch.ones(4))
     print("goes on")
 except RuntimeError as error:
-    print(f"gives up: {str(error).split('] ')[-1]}")
+    print("gives up:", str(error).split("] ")[-1].split(". ")[0])
 
 # %% [markdown]
 # The rank with the mistake goes on. The others wait, until the timeout of their group. Whoever gives up first closes
 # its connections, and another may then see only that. The messages name neither the rank that is missing nor the
 # collective.
 #
-# Your own ring tells more, since you know each of its messages. We call it the same way, in a new group, and note which
-# message each rank waits for:
+# A ring made of messages tells more, since each of its messages can be seen. We call the course's ring the same way, in
+# a new group, and note which message each rank waits for:
 
 # %%
 lesson.live_ranks(4, timeout=patience)
@@ -468,10 +468,11 @@ with messages.recorded() as events:
         print(f"waited {messages.waits_for(events)}")
 
 # %% [markdown]
-# Read it as a chain: each rank waits for the next one, and the chain ends at the rank that made no call. So look for the
-# rank that nobody has heard of, not for the one with the error. `dist.monitored_barrier()` names it, with gloo. Under
-# NCCL the flight recorder tells ([TROUBLESHOOTING](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)), and
-# lesson [12](12_break_it.ipynb) reads it.
+# Read it as a chain: rank 0 waits for rank 1, and rank 1 for rank 2. Rank 3 waits for rank 2, too. The chain ends at the
+# rank that waits for nobody. So do not look for the rank with the error, but for the one that the others wait for. With
+# gloo `dist.monitored_barrier()` names it. With NCCL [the flight
+# recorder](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder) does, and lesson [12](12_break_it.ipynb) reads
+# it.
 #
 # ## Your program
 #
