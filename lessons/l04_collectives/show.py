@@ -258,7 +258,8 @@ def small_table(run: dict) -> list[dict]:
     for ranks in sorted({race["ranks"] for race in run["races"] if not race["rate"]}):
         ways = race_of(run, None, ranks, small)["ways"]
         for name in ("star", "ring", "torch"):
-            rows.append({"1 KiB": f"{lesson.some(ranks, 'rank')}, {called(name, run)}",
+            on = f"{lesson.some(ranks, 'rank')} on {lesson.some(run['cores'], 'core')}"
+            rows.append({"1 KiB": f"{on}, {called(name, run)}",
                          "time, ms": in_ms(ways[name]["seconds"]),
                          "times the star's": "1" if name == "star" else str(
                              compare.ratio(ways[name]["seconds"], ways["star"]["seconds"])),

@@ -329,7 +329,8 @@ lesson.figure("The same message on three networks. Beside each bar its median, i
 # ## Without a limit
 #
 # The third panel has another order, and the count does not explain it. Without a limit a message is a copy in one
-# memory, and a core makes it. **Four ranks share two cores.** So the work of the cores decides.
+# memory, and a core makes it. The machine of these outputs has two: **four ranks share two cores.** So the work of the
+# cores decides.
 #
 # Take a small tensor of 1 KiB. The control is two ranks on the same two cores: there each rank has a core.
 
