@@ -34,7 +34,7 @@
 # **You need** [lesson 03](03_processes_and_ranks.ipynb) for ranks and [lesson 04](04_collectives.ipynb) for
 # `all_reduce`.
 #
-# **Time.** About 60 minutes for you, 1 for the machine.
+# **Time.** About 60 minutes for you, 2 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
