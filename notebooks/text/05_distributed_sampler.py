@@ -566,7 +566,7 @@ lesson.code(utils.shard_loader, utils.evaluate)
 # %% [markdown]
 # These shards are unequal, and no rank hangs. The loop calls the raw model, not DDP, so it has no collective in which a
 # rank could wait. The ranks meet after it, in `all_sum`. (If the model has buffers, they also meet before it: see
-# [06b](06b_ddp_traps.ipynb).)
+# [07](07_traps.ipynb).)
 #
 # ## What to remember
 #
