@@ -215,7 +215,7 @@ def cases(answer: Answer, one: Answer, weights: dict, path: Path, place: Path):
     yield from rank_cases(answer, ranks, where)
     yield from image_cases([rank["updates"] for rank in ranks], where)
     yield from equality_cases(answer, where)
-    yield from figure_cases(answer, one, where)
+    yield from figure_cases(answer, one, sum(rank["tested"] for rank in ranks) / EPOCHS, where)
     yield from file_cases(sum(rank["saves"] for rank in ranks), weights, place / "minimal.pt", where)
 
 
@@ -268,19 +268,19 @@ def equality_cases(answer, where):
     yield Case(answer.equal, True, f"{where}, it is not the model of one process: they part {parting}. {why}")
 
 
-def figure_cases(answer, one, where):
+def figure_cases(answer, one, tested, where):
     printed, right = FIGURES.findall(answer.printed), FIGURES.findall(one.printed)
     yield Case(len(printed), EPOCHS, f"{where}, it printed {some(len(printed), 'line')} with `Loss:` and `val acc:`, "
                f"in {EPOCHS} epochs. One rank prints one line after each epoch, for all ranks.")
+    yield Case(tested in (TEST, TEST * answer.ranks), True, f"{where}, {tested:g} images were tested per epoch, and "
+               f"there are {TEST}. Each must count once. A DistributedSampler repeats some, or leaves some out, to "
+               "make the shards equal, and a test needs no equal shards: range(rank, images, ranks) has each once.")
     for epoch, (mine, theirs) in enumerate(zip(printed, right, strict=True)):
-        for name, got, wanted, why in zip(("loss", "accuracy"), mine, theirs, (
-                "Is it that of one rank's images alone, or a mean of means?",
-                "Does each test image count once? A DistributedSampler repeats some, or leaves some out, to make the "
-                "shards equal, and a test needs no equal shards: range(rank, images, ranks) has each once."),
-                strict=True):
+        for name, got, wanted in zip(("loss", "accuracy"), mine, theirs, strict=True):
             near = abs(float(got) - float(wanted)) < 1.5 * 10.0 ** -len(got.partition(".")[2])
             yield Case(near, True, f"{where}, the {name} printed for epoch {epoch} is {got}; on one rank it is "
-                       f"{wanted}. {why} Add sums and counts up over all ranks, then divide.")
+                       f"{wanted}. Is it that of one rank's images alone, or a mean of means? Add sums and counts up "
+                       "over all ranks, then divide.")
 
 
 def file_cases(saves, weights, file, where):

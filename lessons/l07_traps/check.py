@@ -4,6 +4,7 @@ whole programs, the traps and the capstone, are judged in capstone.py."""
 import copy
 import pickle
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from course.exercise import Case, Wrong, mistake
 from course.lesson import some
 from course.on_ranks import exercise_on_ranks
-from lessons.start.ours.backward import backward
+from lessons.start.ours import backward as backward_part
+from lessons.start.ours import save as save_part
 from lessons.start.ours.my_ddp import MyDDP
-from lessons.start.ours.save import save
 
 BATCHES = [(8, 4), (7, 3), (6, 4)]  # rows of a rank's batch, micro-batches: 2 2 2 2, then 3 3 1, then 2 2 2
 
@@ -56,40 +57,41 @@ def _of_batch(function, context, rows, micro_batches):
             "off": ((got - right).abs().max() / right.abs().max()).item()}
 
 
+changed = partial(mistake, backward_part.backward)
 WEIGHT, WHICH = " * (len(some_labels) / len(labels))", "contextlib.nullcontext() if last else parallel.no_sync()"
 
 
 @exercise_on_ranks(
     measure_backward,
-    solution=backward,
+    solution=backward_part.backward,
     hint="backward() adds to .grad. So all parts but one can keep their gradients to themselves, and one backward "
          "sends the sum. Which one must it be? And how much does each part count in the mean?",
     mistakes={
         "Nothing was saved. PyTorch's DDP decides in forward whether the next backward sends: no_sync around backward "
-        "alone does nothing, and nothing says so.": mistake(backward, {
+        "alone does nothing, and nothing says so.": changed({
             f"        with {WHICH}:\n            loss = loss_function(parallel(some_images), some_labels)":
             f"        outputs = parallel(some_images)\n        with {WHICH}:\n"
             "            loss = loss_function(outputs, some_labels)"}),
         "Nothing was ever sent, so each rank has the gradient of its own images. The last backward must stand outside "
-        "no_sync.": mistake(backward, {WHICH: "parallel.no_sync()"}),
-        "The last part is the last that there is: chunk(4) makes three parts of six rows.": mistake(
-            backward, {"len(parts) - 1": "micro_batches - 1"}),
-        "The first backward sends what is there by then. The sum is there after the last.": mistake(
-            backward, {"number == len(parts) - 1": "number == 0"}),
-        "The batch is cut because it does not fit in memory: give `parallel` one part at a time.": mistake(
-            backward, {"zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True)":
+        "no_sync.": changed({WHICH: "parallel.no_sync()"}),
+        "The last part is the last that there is: chunk(4) makes three parts of six rows.": changed(
+            {"len(parts) - 1": "micro_batches - 1"}),
+        "The first backward sends what is there by then. The sum is there after the last.": changed(
+            {"number == len(parts) - 1": "number == 0"}),
+        "The batch is cut because it does not fit in memory: give `parallel` one part at a time.": changed(
+            {"zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True)":
                        "zip([images], [labels], strict=True)"}),
-        "Gradients add up over the parts: scale each loss by the share of its part.": mistake(backward, {WEIGHT: ""}),
-        "The parts differ in size. In the mean a row of a small part counts as much as any other.": mistake(
-            backward, {WEIGHT: " / len(parts)"}),
-        "zero_grad() throws away what the parts before have left. The program calls it, once per update.": mistake(
-            backward, {"            loss.backward()": "            parallel.zero_grad()\n            loss.backward()"}),
-        "Add up the losses of the parts.": mistake(backward, {"total += loss": "total = loss"}),
-        "A loss with its graph keeps the activations of its batch: detach it.": mistake(
-            backward, {"total += loss.detach()": "total += loss"}),
+        "Gradients add up over the parts: scale each loss by the share of its part.": changed({WEIGHT: ""}),
+        "The parts differ in size. In the mean a row of a small part counts as much as any other.": changed(
+            {WEIGHT: " / len(parts)"}),
+        "zero_grad() throws away what the parts before have left. The program calls it, once per update.": changed(
+            {"            loss.backward()": "            parallel.zero_grad()\n            loss.backward()"}),
+        "Add up the losses of the parts.": changed({"total += loss": "total = loss"}),
+        "A loss with its graph keeps the activations of its batch: detach it.": changed(
+            {"total += loss.detach()": "total += loss"}),
     },
 )
-def accumulated(ranks):
+def backward(ranks):
     """The gradient is that of one process, and PyTorch's DDP sends it once per update, however many micro-batches there
     are."""
     for number, (rows, micro_batches) in enumerate(BATCHES):
@@ -135,20 +137,20 @@ WRITES = "not dist.is_initialized() or dist.get_rank() == 0"
 
 @exercise_on_ranks(
     measure_saved,
-    solution=save,
+    solution=save_part.save,
     hint="Two questions. Whose turn is it to write, also where a process is alone? And which state_dict() has the "
          "names that a program without DDP knows?",
     mistakes={
         "All ranks have the same weights: one writer is enough, and several that write one file at a time can break "
-        "it.": mistake(save, {WRITES: "True"}),
+        "it.": mistake(save_part.save, {WRITES: "True"}),
         "A process that was started alone has no process group: ask dist.is_initialized() first.":
-            mistake(save, {WRITES: "dist.get_rank() == 0"}),
-        "Which model is inside the wrapper?": mistake(save, {"parallel.module": "parallel"}),
-        "Save a state_dict(), not the model itself.": mistake(save, {".state_dict()": ""}),
+            mistake(save_part.save, {WRITES: "dist.get_rank() == 0"}),
+        "Which model is inside the wrapper?": mistake(save_part.save, {"parallel.module": "parallel"}),
+        "Save a state_dict(), not the model itself.": mistake(save_part.save, {".state_dict()": ""}),
     },
     ranks=(1, 3), group=False,
 )
-def saved(ranks):
+def save(ranks):
     """One rank writes, on any number of ranks, and a model without a wrapper can load the file."""
     where = f"On {some(len(ranks), 'rank')}"
     yield Case(ranks[0]["writes"], 1, f"{where} torch.save was called {some(ranks[0]['writes'], 'time')}.")

@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node=2 lessons/l07_traps/watched.py PROGRAM ARGS…
 
-Which training images each update took, whether the ranks had met by then, whether the model that was called is DDP's,
-and how often the program called torch.save. A wait for another rank ends after WAIT, whatever the program asks for.
+Which training images each update took, how many images were tested, whether the ranks had met, whether the model that
+was called is DDP's, and how often the program called torch.save. A wait for another rank ends after WAIT, whatever the
+program asks for.
 """
 
 import json
@@ -31,13 +32,15 @@ def key_of(image: torch.Tensor) -> int:
 class Facts:
     def __init__(self, program: str):
         self.program, self.depth, self.images = program, 0, []
-        self.noted = {"met": False, "wrapped": False, "updates": [], "saves": 0}
+        self.noted = {"met": False, "wrapped": False, "updates": [], "tested": 0, "saves": 0}
 
     def forward_begins(self, module, inputs) -> None:
         self.depth += 1  # modules within modules: only the outermost counts
         if self.depth == 1 and module.training and torch.is_grad_enabled():
             self.images += map(key_of, inputs[0])
             self.noted["wrapped"] = isinstance(module, DistributedDataParallel)
+        elif self.depth == 1:
+            self.noted["tested"] += len(inputs[0])
 
     def forward_ends(self, *_) -> None:
         self.depth -= 1
