@@ -71,8 +71,10 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "collective for rank 0": ({f"{SUMS}  #": "    #", "        print(f\"Epoch": f"    {SUMS}\n        print(f\"Epoch"},
                               "same collectives, in the same order"),
     "only rank 0 wraps": ({WRAP: f"{WRAP} if rank == 0 else model"}, "same collectives, in the same order"),
-    "more steps on one rank": ({"sampler=sampler": "sampler=list(sampler)[:30 * (3 - rank)]", SET_EPOCH: "",
-                                "BATCH // world_size": "30"}, "same collectives, in the same order"),
+    "more steps on one rank": ({"    for images, labels in train_loader:": """\
+    own = list(sampler)[:len(sampler) - 40 * rank]
+    for images, labels in DataLoader(train_set, BATCH // world_size, sampler=own):"""},
+                               "same collectives, in the same order"),
     "rank 1 hangs": ({"    model.train()": "    model.train()\n    import time; time.sleep(1000 * rank)"},
                      "same collectives, in the same order"),
     "rank 1 dies": ({SUMS: "    os._exit(3) if rank else 0\n" + SUMS}, "it did not come to its end"),

@@ -6,8 +6,10 @@
 #       parameters:
 #         images: 1152
 #         epochs: 1
-#       seconds: 60
-#     seconds: 90
+#         ranks:
+#         - 3
+#       seconds: 50
+#     seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -52,7 +54,8 @@ from trainer import data
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank
 
 # %% tags=["parameters"]
-images, epochs = 6144, 3  # of the runs of your program at the end
+ranks = [2, 3]  # of trap 3
+images, epochs = 3072, 2  # of the runs of your program at the end
 
 # %% [markdown]
 # ## Two questions
@@ -66,8 +69,8 @@ images, epochs = 6144, 3  # of the runs of your program at the end
 # first update in which they part. In float32, rounding alone would part them sooner or later.
 #
 # The next cell plants three traps: three copies of your program, each with one mistake that somebody made in good
-# faith. Each trains, and its loss falls. Do not compare them with `train.py`: your own scripts will have no twin to be
-# compared with.
+# faith. Each trains to its end. Do not compare them with `train.py`: your own scripts will have no twin to be compared
+# with.
 
 # %%
 # !python lessons/l07_traps/plant.py
@@ -77,7 +80,7 @@ images, epochs = 6144, 3  # of the runs of your program at the end
 #
 # ### Notice
 #
-# `|| true` lets the notebook go on after the exit status 1, which says that an answer is "no".
+# The exit status is 1 where an answer is "no". `|| true` lets the notebook go on.
 
 # %%
 # !python -m course.one_process --ranks 2 mine/trap_1.py --images 1152 --epochs 1 || true
@@ -121,7 +124,7 @@ capstone.trap_1("mine/trap_1.py")
 
 # %% [markdown]
 # One model, and not that of one process. `train.py` compares the ranks' weights at its end, so it says nothing about
-# this trap. Neither does the loss: it falls.
+# this trap.
 #
 # The answer tells where to look.
 #
@@ -145,13 +148,13 @@ capstone.trap_2("mine/trap_2.py")
 # Here we ask from Python, and let the programs run to their ends to see what they print.
 
 # %%
-answers = compare("mine/trap_3.py", ["--images", 1152, "--epochs", 1], ranks=(2, 3), to_end=True)
+answers = compare("mine/trap_3.py", ["--images", 1152, "--epochs", 1], ranks=ranks, to_end=True)
 for answer in answers:
     print(answer)
     print(*[line for line in answer.printed.splitlines() if line.startswith("epoch")])
 
 # %% [markdown]
-# Both answers are yes, on 2 ranks and on 3: the weights are right. So a third question is needed. **Does the program
+# All answers are yes, on every number of ranks: the weights are right. So a third question is needed. **Does the program
 # print what one process prints?** Compare the lines above, and repair `mine/trap_3.py`.
 
 # %%
@@ -187,9 +190,9 @@ def backward(parallel, loss_function, images, labels, micro_batches):
 
 
 # %%
-check.accumulated("mine/backward.py")
-# check.accumulated.hint()
-# check.accumulated.solution()
+check.backward("mine/backward.py")
+# check.backward.hint()
+# check.backward.solution()
 
 # %% [markdown]
 # Now your program runs with four micro-batches, over connections of 150 Mbit/s, and is filmed.
@@ -239,9 +242,9 @@ def save(parallel, file):
 
 
 # %%
-check.saved("mine/save.py")
-# check.saved.hint()
-# check.saved.solution()
+check.save("mine/save.py")
+# check.save.hint()
+# check.save.solution()
 
 # %% [markdown]
 # **A good place for a break.** The second sitting is the capstone.
