@@ -155,10 +155,10 @@ def test_a_lesson_s_own_notebook_has_each_question_and_nothing_of_a_learner(less
 
 
 def test_the_capstone_of_a_copy_is_found_where_lessons_write_it(tmp_path):
-    (tmp_path / "results" / "live").mkdir(parents=True)
-    (tmp_path / "results" / "live" / "06b_program.py").write_text("import torch\n")
-    paper = handed_in.paper(handed_in.read(notebooks()["06b"]), "06b", tmp_path / "notebooks")
-    assert paper.files == {"06b_program.py": "import torch\n"}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/capstone.py").write_text("import torch\n")
+    paper = handed_in.paper(handed_in.read(notebooks()["07"]), "07", tmp_path / "notebooks")
+    assert paper.files == {"mine/capstone.py": "import torch\n"}
 
 
 @needs_shield

@@ -214,7 +214,7 @@ print(f"{difference:.2f}, of outputs with standard deviation {whole_batch.std():
 
 # %% [markdown]
 # The gradients differ, too. The equality that we checked above holds for layers that treat each row by itself, and
-# BatchNorm looks at all rows of its piece. DDP has the same trouble; lesson [06b](06b_ddp_traps.ipynb) has the cure.
+# BatchNorm looks at all rows of its piece. DDP has the same trouble; lesson [07](07_traps.ipynb) has the cure.
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 #
@@ -396,7 +396,7 @@ lesson.figure("Only device 0 holds the outputs of all rows, the tensors that the
 # %% [markdown]
 # The **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()`
 # the gradient of the outputs is added, which is as large as the outputs.) Under DDP all devices hold equally much: each
-# has Adam's state, and each has the outputs and the loss of its own rows only. Lesson [06b](06b_ddp_traps.ipynb) counts
+# has Adam's state, and each has the outputs and the loss of its own rows only. Lesson [07](07_traps.ipynb) counts
 # them.
 #
 # ## The price: Python's lock

@@ -518,5 +518,5 @@ lesson.interactive("buckets")
 # 3. Gradients travel in buckets while backward goes on: a hook sends a bucket when its last gradient is there, and the
 #    update waits for all. Every rank sends the same buckets in the same order.
 #
-# **Next:** [06b · DDP's traps](06b_ddp_traps.ipynb): when it is *not* the training of one process, and a program of
+# **Next:** [07 · Traps and capstone](07_traps.ipynb): when it is *not* the training of one process, and a program of
 # your own.

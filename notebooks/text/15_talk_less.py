@@ -301,7 +301,7 @@ lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1
 # ## What remains different
 #
 # With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running
-# statistics are each rank's own, or rank 0's: lesson [06b](06b_ddp_traps.ipynb).) After local steps all three differ.
+# statistics are each rank's own, or rank 0's: lesson [07](07_traps.ipynb).) After local steps all three differ.
 #
 # ### Exercise 2: find what is missing
 #
