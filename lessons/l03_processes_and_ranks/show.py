@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from course.plots.style import COLOURS, GREY, PALE, WARNING, bare, colour_of, key_below, line_key, name_rows, write_in
+from course.plots.style import COLOURS, GREY, PALE, WARNING, bare, colour_of, handles, key_below, line_key, name_rows, write_in
 
-PARTS = {"starts Python, imports torch": PALE, "init_process_group": COLOURS[4], "waits in an all-reduce": WARNING,
-         "busy elsewhere": COLOURS[5], "launcher": GREY}
+PARTS = {"imports torch": PALE, "meets the others": COLOURS[4], "waits": WARNING, "busy elsewhere": COLOURS[5],
+         "launcher": GREY}
 
 
 def ranks_map(processes: pd.DataFrame) -> Axes:
@@ -49,10 +49,10 @@ def milestones(jobs: dict[str, tuple[str, float, float]]) -> list[Axes]:
         bars = [[("launcher", begun, ended)]]
         for noted in ranks:
             gave_up = noted.get("gave up")
-            after = ("waits in an all-reduce", noted["group"], gave_up) if gave_up else (
+            after = ("waits", noted["group"], gave_up) if gave_up else (
                 "busy elsewhere", noted["first all-reduce"], ended)
-            bars.append([("starts Python, imports torch", noted["start"], noted["imports"]),
-                         ("init_process_group", noted["imports"], noted["group"]), after])
+            bars.append([("imports torch", noted["start"], noted["imports"]),
+                         ("meets the others", noted["imports"], noted["group"]), after])
         for row, parts in enumerate(bars):
             for part, start, end in parts:
                 ax.barh(row, end - start, left=start - begun, height=0.6, color=PARTS[part])
@@ -64,8 +64,7 @@ def milestones(jobs: dict[str, tuple[str, float, float]]) -> list[Axes]:
         name_rows(ax, [f"{name}, listens" if name == listens else name for name in names])
         ax.set_title(title)
     axes[-1].set_xlabel("seconds since the command")
-    key_below(axes[-1].figure, [*(plt.Rectangle((0, 0), 1, 1, color=colour, label=part) for part, colour in
-                                  PARTS.items() if part != "launcher"),
+    key_below(axes[-1].figure, [*handles({part: PARTS[part] for part in PARTS if part != "launcher"}),
                                 line_key("first all-reduce done", color="black", linestyle=":"),
                                 line_key("gives up", color="black", marker="x", linestyle="")])
     return list(axes)

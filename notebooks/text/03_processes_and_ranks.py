@@ -60,7 +60,7 @@ from lessons.l03_processes_and_ranks import check, show
 
 def fails(command, **variables):
     """Run a command that is to fail, with these environment variables. The line of its output that says why."""
-    _, output = processes.run_and_read(shlex.split(command), 60, uuid.uuid4().hex, env={**os.environ, **variables})
+    _, output = processes.run_and_read(shlex.split(command), 120, uuid.uuid4().hex, env={**os.environ, **variables})
     line, _ = failures.explain(output)
     return re.sub(r"^\[rank\d\]: ", "", line)
 
@@ -306,7 +306,7 @@ jobs["torchrun"] = ("results/live/03_torchrun", begun, time.time())
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.milestones(jobs)
 lesson.figure("Two jobs in which rank 2 stays away from the second all-reduce. The others wait until the timeout, and "
-              "give up. Then the launcher ends rank 2, which would have gone on.")
+              "give up. When the first of them has ended, the launcher ends rank 2, which would have gone on.")
 lesson.predicted(my_listener, show.listener(jobs["torchrun"][0]))
 
 # %% [markdown]
