@@ -8,7 +8,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from course.plots.style import COLOURS, GREY, PALE, WARNING, bare, colour_of, handles, key_below, line_key, name_rows, write_in
+from course.plots.style import (
+    COLOURS,
+    GREY,
+    PALE,
+    WARNING,
+    bare,
+    colour_of,
+    handles,
+    key_below,
+    line_key,
+    name_rows,
+    write_in,
+)
 
 PARTS = {"imports torch": PALE, "meets the others": COLOURS[4], "waits": WARNING, "busy elsewhere": COLOURS[5],
          "launcher": GREY}
