@@ -102,6 +102,7 @@ for size in (64, 10, 5, 3, 1):
 lesson.predicted(my_pieces, rows[2]["rows on each of 4 devices"])
 lesson.table(rows)
 
+
 # %% [markdown]
 # `chunk` rounds the size of a piece **up**. PyTorch's [tutorial][tutorial] shows the same on GPUs: of 10 rows on 8
 # GPUs, five GPUs get 2 rows each, and three get none.
@@ -113,7 +114,6 @@ lesson.table(rows)
 # The forward half stands above. Write the whole step: cut, copy, compute, and leave the gradient of the whole batch in
 # the `.grad` of `model`'s weights. Return the loss, the mean cross-entropy of the batch. Only the copies may compute,
 # each its own piece. `backward()` leaves the gradients in the copies, and you bring them back.
-
 
 # %%
 def my_step(model, batch, labels, devices):
