@@ -1,6 +1,6 @@
 """Two all-reduces, from the second of which the last rank stays away. Each rank notes when it has come how far.
 
-    torchrun --nproc_per_node=3 lessons/l03_processes_and_ranks/milestones.py --wait 3 --out results/live/milestones
+    torchrun --nproc_per_node=2 lessons/l03_processes_and_ranks/milestones.py --wait 3 --out results/live/milestones
 
 Each rank writes rank-0.json and so on: {milestone: time.time()}, and the names of its environment variables. The job
 fails, which is its point. Started by hand, without the others, it shows how a meeting fails.

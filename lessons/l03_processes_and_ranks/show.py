@@ -61,7 +61,7 @@ def milestones(jobs: dict[str, tuple[str, float, float]]) -> list[Axes]:
         bars = [[("launcher", begun, ended)]]
         for noted in ranks:
             gave_up = noted.get("gave up")
-            after = ("waits", noted["group"], gave_up) if gave_up else (
+            after = ("waits", noted["first all-reduce"], gave_up) if gave_up else (
                 "busy elsewhere", noted["first all-reduce"], ended)
             bars.append([("imports torch", noted["start"], noted["imports"]),
                          ("meets the others", noted["imports"], noted["group"]), after])

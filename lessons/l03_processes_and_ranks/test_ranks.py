@@ -19,16 +19,16 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.mark.parametrize(("launcher", "listens"), [
-    ([*LAUNCH, "3"], "rank 0"), ([*TORCHRUN, "--nproc_per_node=3"], "launcher")])
-def test_the_ranks_wait_for_the_silent_one_until_the_timeout_and_the_launcher_ends_it(launcher, listens, tmp_path):
+    ([*LAUNCH, "2"], "rank 0"), ([*TORCHRUN, "--nproc_per_node=2"], "launcher")])
+def test_a_rank_waits_for_the_silent_one_until_the_timeout_and_the_launcher_ends_that_one(launcher, listens, tmp_path):
     program = ["lessons/l03_processes_and_ranks/milestones.py", "--wait", "1", "--out", str(tmp_path)]
     mark = uuid.uuid4().hex
     status, output = processes.run_and_read([*launcher, *program], runner.LIMIT, mark, env=runner.environment(),
                                             cwd=runner.ROOT)
     assert status == 1 and "1000ms" in failures.explain(output)[0], output
-    first, second, silent = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(3))
+    first, silent = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert show.listener(tmp_path) == listens
-    assert first["gave up"] - first["first all-reduce"] >= 1 and "gave up" in second and "gave up" not in silent
+    assert first["gave up"] - first["first all-reduce"] >= 1 and "gave up" not in silent
 
 
 def test_ctrl_c_ends_the_ranks_of_the_launcher(tmp_path):
