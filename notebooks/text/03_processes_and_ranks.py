@@ -64,6 +64,7 @@ def fails(command, **variables):
     line, _ = failures.explain(output)
     return re.sub(r"^\[rank\d\]: ", "", line)
 
+
 # %% jupyter={"source_hidden": true} tags=["hide-input", "parameters"]
 wait = 3  # seconds that a rank waits for one that never comes
 images, epochs = 6144, 3  # of your program's training
@@ -269,7 +270,6 @@ def launch(count, command, wait):
 if __name__ == "__main__":
     sys.exit(launch(int(sys.argv[1]), [sys.executable, *sys.argv[2:]], wait=600))
 
-
 # %%
 check.launch("mine/launch.py")
 # check.launch.hint()
@@ -286,32 +286,32 @@ print(f"the launcher: {launcher}")
 # %% [markdown]
 # ## When a rank is missing
 #
-# This [program](../lessons/l03_processes_and_ranks/milestones.py) makes two all-reduces on three ranks. Rank 2 takes
-# part in the first, and is then busy with something else. Your launcher starts it, then torchrun.
+# This [program](../lessons/l03_processes_and_ranks/milestones.py) makes two all-reduces on two ranks. Rank 1 takes part
+# in the first, and is then busy with something else. Your launcher starts it, then torchrun.
 #
 # **Predict.** One process listens at `MASTER_PORT`. Under your launcher it is rank 0. Which one is it under torchrun?
 
 # %%
-my_listener = None  # "rank 0", "rank 2" or "launcher"
+my_listener = None  # "rank 0", "rank 1" or "launcher"
 
 # %%
 program = f"lessons/l03_processes_and_ranks/milestones.py --wait {wait}"
 begun = time.time()
-said = fails(f"python {launcher} 3 {program} --out results/live/03_yours")
+said = fails(f"python {launcher} 2 {program} --out results/live/03_yours")
 jobs = {f"python {launcher}": ("results/live/03_yours", begun, time.time())}
 begun = time.time()
-fails(f"torchrun --nproc_per_node=3 {program} --out results/live/03_torchrun")
+fails(f"torchrun --nproc_per_node=2 {program} --out results/live/03_torchrun")
 jobs["torchrun"] = ("results/live/03_torchrun", begun, time.time())
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.milestones(jobs)
-lesson.figure("Two jobs in which rank 2 stays away from the second all-reduce. The others wait until the timeout, and "
-              "give up. When the first of them has ended, the launcher ends rank 2, which would have gone on.")
+lesson.figure("Two jobs in which rank 1 stays away from the second all-reduce. Rank 0 waits until the timeout, and gives "
+              "up. When its process has ended, the launcher ends rank 1, which would have gone on.")
 lesson.predicted(my_listener, show.listener(jobs["torchrun"][0]))
 
 # %% [markdown]
-# Read each row from left to right: a process starts, meets the others, takes part in the first all-reduce, and waits
-# for rank 2. Rank 2 is at fault, and it is the only one that says nothing.
+# Read rank 0's row from left to right: the process starts, meets the other, takes part in the first all-reduce, and
+# waits for rank 1. Rank 1 is at fault, and it says nothing.
 #
 # torchrun listens itself, before any rank has started. So its store outlives the ranks, and it can start them again.
 #
@@ -332,14 +332,15 @@ meanings = [
      "rank 0's node; the address, the port, a firewall"),
     ("let another program listen at the port", "Rank 0 cannot listen.",
      "an earlier job that still runs; choose another port"),
-    ("let rank 2 stay away, as above", "The ranks met, and then one did not take part.",
+    ("let rank 1 stay away, as above", "The ranks met, and then one did not take part.",
      "the rank that did **not** complain")]
 lesson.table([{"what we did": did, "what a rank said": f"`{line}`", "what happened": happened, "where to look": where}
               for line, (did, happened, where) in zip(lines, meanings, strict=True)])
 
 # %% [markdown]
-# The first three come from the store, so they are the same with nccl. The wording is PyTorch's, and may change. On a
-# cluster `python scripts/cluster/why_it_failed.py -- torchrun …` runs a command and shows this one line.
+# The first three come from the store, so they are the same with nccl. The wording is PyTorch's, and may change. In a
+# larger job other ranks may say *Connection closed by peer*: they have lost the rank that gave up first. On a cluster
+# `python scripts/cluster/why_it_failed.py -- torchrun …` runs a command and shows this one line.
 #
 # ## torchrun is the same, hardened
 #
