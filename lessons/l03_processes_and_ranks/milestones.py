@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node=2 lessons/l03_processes_and_ranks/milestones.py --wait 3 --out results/live/milestones
 
-Each rank writes rank-0.json and so on: {milestone: time.time()}, and the names of its environment variables. The job
-fails, which is its point. Started by hand, without the others, it shows how a meeting fails.
+Each rank writes rank-0.json and so on: {milestone: time.time()}, the world size, and the names of its environment
+variables. The job fails, which is its point. Started by hand, without the others, it shows how a meeting fails.
 """
 
 import argparse
@@ -20,7 +20,8 @@ def main():
     parser.add_argument("--out", type=Path, default="results/live/milestones", help="folder; default: %(default)s")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    noted, rank, world_size = {"variables": [*os.environ]}, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    noted = {"variables": [*os.environ], "world size": world_size}
 
     def come_to(milestone, value=None):
         noted[milestone] = value or time.time()

@@ -55,8 +55,8 @@ def milestones(jobs: dict[str, tuple[str, float, float]]) -> list[Axes]:
     for its launcher and one for each rank, over seconds since the command."""
     axes = plt.subplots(len(jobs), 1, figsize=(14, 1.2 + 3.4 * len(jobs)), squeeze=False, sharex=True)[1][:, 0]
     for ax, (title, (folder, begun, ended)) in zip(axes, jobs.items(), strict=True):
-        ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank-*.json"))]
-        listens = ranks[0]["listens"]
+        count, listens = _noted(folder)["world size"], listener(folder)
+        ranks = [_noted(folder, rank) for rank in range(count)]  # an earlier job may have had more
         names = ["launcher", *(f"rank {rank}" for rank in range(len(ranks)))]
         bars = [[("launcher", begun, ended)]]
         for noted in ranks:
@@ -84,4 +84,8 @@ def milestones(jobs: dict[str, tuple[str, float, float]]) -> list[Axes]:
 
 def listener(folder: str | Path) -> str:
     """Which process of a job listened where its ranks met: "launcher", or "rank 0"."""
-    return json.loads(Path(folder, "rank-0.json").read_text())["listens"]
+    return _noted(folder)["listens"]
+
+
+def _noted(folder, rank=0):
+    return json.loads(Path(folder, f"rank-{rank}.json").read_text())

@@ -199,7 +199,8 @@ lesson.predicted(my_calls, counting.calls)
 # %% [markdown]
 # **A replica lives for one step.** Each one counted its own call, and was thrown away. `DataParallel` makes an
 # exception for buffers: device 0 works on the model's own, so BatchNorm's running mean is that of device 0's rows alone.
-# The [manual][manual] says both.
+# The [manual][manual] says both. Each replica also normalises by its own rows, so with BatchNorm the training is not that
+# of one device.
 #
 # ## What it costs
 #
