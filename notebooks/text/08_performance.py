@@ -984,7 +984,7 @@ lesson.verdict(show_predicted.pays(speedups))
 
 
 # %% [markdown]
-# The rule of lesson [01](01_one_device.ipynb) decides: DDP is faster or slower only where the whole upright line, the
+# The rule of lesson [01](01_measure.ipynb) decides: DDP is faster or slower only where the whole upright line, the
 # 95 % interval of the ratio, lies on one side of 1. A dot whose line crosses 1 is a hint, not a result.
 #
 # The gradients have as many bytes for a batch of 4 as for one of 128. So their message weighs less, the longer a step
