@@ -244,6 +244,10 @@ class Step(ExerciseOnRanks):
         super().__init__(check, solution, hint, mistakes, measurement, (2, 3))
         self.number, self.kept = number, Path(f"results/live/06_step_{number}/my_ddp.py")
 
+    @property
+    def whose(self):
+        return "yours" if self.kept.exists() else "ours"
+
     def judged(self, attempt, status):
         super().judged(attempt, status)
         shutil.rmtree(self.kept.parent, ignore_errors=True)

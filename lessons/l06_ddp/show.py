@@ -6,9 +6,11 @@ from statistics import median
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from course import plots
 from course.compare import ratio
+from course.dial import bits
 from course.one_process import Answer
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, bare, colour_of, head, line_style, stacked
@@ -26,26 +28,26 @@ def one_step() -> Axes:
         gradients.append(weight.grad.item())
     mean = sum(gradients) / len(gradients)
     ax = plt.subplots(figsize=(14, 4.6))[1]
-    shared, places = "#CFE4F2", [0, 2.1, 4.3, 7.7, 9.9]
+    shared, places = "#CFE4F2", [0, 2.3, 4.9, 8.2, 10.6]
     for rank, ((image, wanted), gradient) in enumerate(zip(IMAGES, gradients, strict=True)):
         own = ["#FBE3CF", "#CFEBE1"][rank]
         boxes = [("w = 1", shared), (f"image {image:g}\nwanted {wanted:g}", own), (f"gradient {gradient:g}", own),
                  (f"mean {mean:g}", shared), (f"w = {1 - LR * mean:g}", shared)]
         for place, (text, colour) in zip(places, boxes, strict=True):
-            ax.text(place, -rank, text, ha="center", va="center", fontsize=17, fontweight="bold",
+            ax.text(place, -rank, text.replace("-", "−"), ha="center", va="center", fontsize=17, fontweight="bold",
                     bbox={"boxstyle": "round,pad=0.5", "facecolor": colour, "edgecolor": GREY})
         for start, end in zip(places, places[1:], strict=False):
             if start != places[2]:
-                ax.annotate("", (end - 0.75, -rank), (start + 0.62, -rank),
+                ax.annotate("", (end - 0.85, -rank), (start + 0.85, -rank),
                             arrowprops={"arrowstyle": "-|>", "color": GREY, "linewidth": 2})
         for other in range(2):
             ax.annotate("", (places[3] - 0.7, -rank), (places[2] + 0.95, -other),
                         arrowprops={"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 3})
     titles = ["same\nweights", "own\nimages", "own\ngradient", "same\nmean", "same\nweights"]
-    for place, title in zip([*places, 6.0], [*titles, "all-reduce"], strict=True):
-        ax.text(place, 0.5, title, ha="center", va="bottom", fontsize=17, color=COLOURS[1] if place == 6 else "black")
+    for place, title in zip([*places, 6.5], [*titles, "all-reduce"], strict=True):
+        ax.text(place, 0.5, title, ha="center", va="bottom", fontsize=17, color=COLOURS[1] if place == 6.5 else "black")
     bare(ax)
-    ax.set(xlim=(-0.9, 10.8), ylim=(-1.45, 1.05), xticks=[], yticks=[0, -1], yticklabels=["rank 0", "rank 1"])
+    ax.set(xlim=(-0.9, 11.5), ylim=(-1.45, 1.05), xticks=[], yticks=[0, -1], yticklabels=["rank 0", "rank 1"])
     ax.set_title("One update on two ranks", pad=12)
     return ax
 
@@ -62,11 +64,18 @@ def proof(answers: dict[str, tuple[Answer, Answer]]) -> Axes:
         ax.plot(range(1, len(far) + 1), far, **line_style(number))
         notes.append((len(far), far[-1], name, colour_of(number)))
     ax.set(yscale="log", xlabel="update", ylabel="distance / norm of the weights", ylim=(1e-18, 10))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.axhline(torch.finfo(torch.float64).eps, color=GREY, linewidth=1.5, linestyle=":")
     ax.text(1, 1.5 * torch.finfo(torch.float64).eps, "the last digit of a float64", color=GREY, va="bottom")
-    head(ax, "How far the ranks are from one process")
+    head(ax, "How far the ranks are from one process", key=[])
     write_beside(ax, notes, BESIDE_AN_END)
     return ax
+
+
+def how_far(one: Answer, many: Answer) -> str:
+    """After the last update: "not at all", "in the last digits" or "further"."""
+    far = max(distance(each.weights[-1], one.records[0].weights[-1]) for each in many.records)
+    return "not at all" if not far else "in the last digits" if far < 1e-12 else "further"
 
 
 def distance(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> float:
@@ -75,7 +84,8 @@ def distance(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> 
     return ((flat - other).norm() / other.norm()).item()
 
 
-PARTS = {"computing": COLOURS[5], "communication that the update waits for": COLOURS[1]}
+WAITED = "communication that the update waits for"
+PARTS = {"computing": COLOURS[5], WAITED: COLOURS[1]}
 
 
 def network(rate: str) -> str:
@@ -97,11 +107,13 @@ def ladder(measured: dict) -> list[Axes]:
     axes = plt.subplots(len(rates), 1, figsize=(13, 1.3 + 3.6 * len(rates)), sharex=True, squeeze=False)[1][:, 0]
     for ax, (rate, rounds) in zip(axes, rates.items(), strict=True):
         medians = {way: 1000 * median(rounds[way]) for way in labels}
-        alone = medians["alone"]
-        bars = [{"computing": alone, "communication that the update waits for": max(0, each - alone)}
-                if way != "alone" else {"computing": alone} for way, each in medians.items()]
+        bars = [{"computing": min(each, medians["alone"]), WAITED: max(0, each - medians["alone"])}
+                for each in medians.values()]
         key = stacked(ax, list(labels.values()), bars, PARTS, "milliseconds per update" if ax is axes[-1] else "", "ms")
-        head(ax, network(rate), key=key if ax is axes[0] else [], columns=2)
+        title = network(rate)
+        if rate != "none":
+            title += f": sending all gradients takes {32e3 * measured['parameters'] / bits(rate):.0f} ms"  # of float32
+        head(ax, title, key=key if ax is axes[0] else [], columns=2)
     return list(axes)
 
 
@@ -116,6 +128,12 @@ def faster(measured: dict, rate: str, way: str, than: str) -> str:
     """"faster", "slower" or "no significant difference", by the rule of lesson 01."""
     compared = ratio(measured["rounds"][rate][way], measured["rounds"][rate][than])
     return "no significant difference" if not compared.significant else "faster" if compared.high < 1 else "slower"
+
+
+def where_faster(measured: dict, way: str, than: str) -> str:
+    """On which network: "the slow one", which is the first, "without a limit", "both" or "neither"."""
+    slow, free = (faster(measured, rate, way, than) == "faster" for rate in (next(iter(measured["rounds"])), "none"))
+    return "both" if slow and free else "the slow one" if slow else "without a limit" if free else "neither"
 
 
 def claims(measured: dict) -> list[str]:
@@ -133,4 +151,5 @@ def lanes(films: dict[str, str | Path], step: int) -> list[Axes]:
     for ax, (title, film) in zip(axes, films.items(), strict=True):
         plots.lanes(film, range(step, step + 1), ax)
         ax.set_title(title, pad=40)
+        ax.set_xlabel("milliseconds" if ax is axes[-1] else "")
     return list(axes)
