@@ -125,8 +125,8 @@ my_weights = None  # "the same" or "not the same"
 # model of one process?
 
 # %%
-few = ["--images", str(192 * updates), "--batch", "192"]
-alone, step_1 = one_process.compare(check.same_weights.program(), few, [ranks], updates)
+few = f"--images {192 * updates} --batch 192"
+alone, step_1 = one_process.compare(check.same_weights.program(), few.split(), [ranks], updates)
 print(step_1)
 lesson.predicted(my_weights, "the same" if step_1.one_model else "not the same")
 
@@ -168,7 +168,7 @@ check.mean_gradients("mine/my_ddp.py")
 my_distance = None  # "not at all", "in the last digits" or "further"
 
 # %%
-_, step_2 = one_process.compare(check.mean_gradients.program(), few, [ranks], updates)
+_, step_2 = one_process.compare(check.mean_gradients.program(), few.split(), [ranks], updates)
 print(step_2)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -423,7 +423,7 @@ check.any_backward("mine/my_ddp.py")
 parts = check.parts()
 if parts == "ours":
     print("No check has found mine/my_ddp.py right, as it is now: the course's class trains in its place.")
-# !python -m course.one_process --updates {updates} mine/train.py --parts {parts} {" ".join(few)}
+# !python -m course.one_process --updates {updates} mine/train.py --parts {parts} {few}
 
 # %% [markdown]
 # Then your program trains with your parts, and with PyTorch's.
