@@ -57,6 +57,7 @@ class Recorder:
         self.weights: list[Values] = []
         self.apart: list[str] = []
         self._done, self._depth = after, 0
+        self._modules: set[nn.Module] = set()
         self._parameters: dict[int, tuple[str, nn.Parameter]] = {}
 
     def __enter__(self):
@@ -73,6 +74,9 @@ class Recorder:
             return  # all modules are known
         if (isinstance(module, _DropoutNd) and module.p or isinstance(module, _BatchNorm)) and module.training:
             self.apart = sorted({*self.apart, type(module).__name__})
+        if module in self._modules:  # a part of another: while FSDP computes, it holds tensors of a moment
+            return
+        self._modules.update(module.modules())
         for name, parameter in module.named_parameters():
             while name.startswith(("module.", "_orig_mod.")):  # of DDP and its like, of torch.compile
                 name = name.partition(".")[2]
@@ -136,8 +140,8 @@ class Parting:
             return f"before the first update: {self.tensor} differs by {_share(self.by)}"
         if not self.gradient:
             return f"in update {self.update}: the gradients agree, and {self.tensor} then differs by {_share(self.by)}"
-        times, off = self.gradient
-        how = (f"the gradient is {times:.4g} times as large" if off < 1e-6 else
+        factor, off = self.gradient
+        how = (f"the gradient is {factor:.4g} times as large" if off < 1e-6 else
                f"the gradient points elsewhere, off by {_share(off)}")
         return f"in update {self.update}: {how}; {self.tensor} is the first tensor that differs, by {_share(self.by)}"
 
@@ -160,14 +164,16 @@ def parting(one: Record, other: Record, near: float = NEAR) -> Parting | None:
                 return Parting(update, name, float("inf"))
             by = ((those[name] - value).abs().max() / value.abs().max()).item() if value.numel() else 0.0
             if by > near or by != by and not torch.equal(value, those[name]):  # 0 / 0: both are all zeros
-                return Parting(update, name, by, _times(these, those) if are_gradients else None)
+                return Parting(update, name, by, times(these, those) if are_gradients else None)
     return None
 
 
-def _times(these: Values, those: Values) -> tuple[float, float]:
+def times(these: Values, those: Values) -> tuple[float, float]:
+    """(how many times as large as `these` `those` are, all tensors together; how far off the rest is), both in the
+    length of `these`."""
     wanted, got = (torch.cat([values[name].flatten() for name in these]) for values in (these, those))
-    times = (got @ wanted / (wanted @ wanted)).item()
-    return times, ((got - times * wanted).norm() / wanted.norm()).item()
+    factor = (got @ wanted / (wanted @ wanted)).item()
+    return factor, ((got - factor * wanted).norm() / wanted.norm()).item()
 
 
 @dataclass

@@ -5,6 +5,7 @@ line, so that they are there also when the rank is killed. At the end one rank p
 which Perfetto opens, or a page of its own (run.html).
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -60,6 +61,7 @@ class Film:
         self.touched = time.monotonic()
         self.calls, self.open = 0, {}  # messages so far; op_id of torch's hooks: ours
         self.of_work = weakref.WeakKeyDictionary()
+        self.held: dict[int, dist.Work] = {}  # sends and receipts: their ends are known when somebody waits
         self.models, self.loss, self.vectors = [], None, {}
         self.gradients, self.by_hand, self.due = {}, True, False  # by_hand: there is no optimizer
         self.write(k="head", rank=self.rank, ranks=self.world_size, host=host(), run=run_id(), pid=self.pid,
@@ -76,7 +78,8 @@ class Film:
         """Tell the other ranks, by the time of this rank's part, that it moves. It may record nothing."""
         if time.monotonic() - self.touched > 0.5 and os.getpid() == self.pid:
             self.touched = time.monotonic()
-            os.utime(self.part)
+            with contextlib.suppress(FileNotFoundError):  # the run has ended: the last rank has put the parts together
+                os.utime(self.part)
 
     def write(self, **event) -> None:
         """Append an event, and with it those that wait. What is written outlives this process."""
@@ -163,13 +166,15 @@ class Film:
         self.write(k="call", id=self.calls, t=now(), **event)
 
     def under_way(self, call) -> None:
-        number = self.open.pop(call.op_id, None)
-        if number is None or call.work is None:
+        number, work = self.open.pop(call.op_id, None), call.work
+        if number is None or work is None:
             return
-        self.of_work[call.work] = number
-        if call.name.name not in ("SEND", "RECV"):  # a second wait for these hangs
+        self.of_work[work] = number
+        if call.name.name in ("SEND", "RECV"):  # a second wait for these hangs
+            self.held[number] = work  # else Python makes another object of it for the script, unknown to of_work
+        else:
             try:
-                call.work.get_future().then(functools.partial(self.done, number))
+                work.get_future().then(functools.partial(self.done, number))
             except RuntimeError:  # gloo's reduce_scatter has no future: its end is known when somebody waits
                 return
 
@@ -184,6 +189,7 @@ class Film:
                 return wait(work, *args, **options)
             finally:
                 if self.on and number:
+                    self.held.pop(number, None)
                     self.done(number)
                     self.keep(k="span", lane="wait", name="wait", t=begin, d=now() - begin, step=self.step)
         return waited

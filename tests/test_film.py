@@ -168,6 +168,32 @@ def test_send_and_recv_know_their_other_end(tmp_path):
             for message in trace["film"]["messages"] if message["name"] in ("send", "recv", "all_reduce")]
     assert ends == [(0, "send", [0, 2], 20), (1, "all_reduce", [1, 2], 8), (2, "recv", [0, 2], 20),
                     (2, "all_reduce", [1, 2], 8)]
+    assert trace["film"]["missing"] == [] and all(message["end"] for message in trace["film"]["messages"])
+
+
+@pytest.mark.weekly
+def test_a_pipeline_has_a_film(tmp_path):
+    (tmp_path / "pipeline.py").write_text("""
+import torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+layers = torch.nn.Linear(8, 8)
+schedule = Schedule1F1B(PipelineStage(layers, rank, 2, torch.device("cpu")), 4, loss_fn=torch.nn.functional.mse_loss)
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+for update in range(3):
+    schedule.step(torch.ones(8, 8)) if rank == 0 else schedule.step(target=torch.zeros(8, 8))
+    optimizer.step()
+dist.destroy_process_group()
+""")
+    trace, _ = filmed(2, tmp_path / "run.json", tmp_path / "pipeline.py")
+    strictly_read(trace)
+    of_step = [each for each in trace["film"]["messages"] if each["step"] == 1]
+    ends = [(each["rank"], each["name"]) for each in of_step]  # a micro-batch's output goes on, its gradient back
+    assert all(ends.count((rank, name)) == 4 for rank in (0, 1) for name in ("send", "recv"))
+    assert all(each["end"] for each in of_step)
+    spans = [(each["rank"], each["name"]) for each in trace["film"]["spans"] if each["step"] == 1]
+    assert spans.count((0, "forward")) == spans.count((1, "backward")) == 4
     assert trace["film"]["missing"] == []
 
 

@@ -30,7 +30,7 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
     inch = (events["end"].max() - events["start"].min()) / (ax.figure.get_figwidth() * ax.get_position().width)
     top, lanes = 0.0, {}
     for rank, of_rank in events.groupby("rank"):
-        for lane, bars in of_rank.groupby("lane", sort=False):
+        for lane, bars in of_rank.groupby("lane", sort=True):
             free = []  # from when on, for each row of this lane
             for _, bar in bars.iterrows():
                 row = next((row for row, end in enumerate(free) if end <= bar["start"] + 1e-9), len(free))

@@ -19,11 +19,12 @@ from unittest import mock
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from course.exercise import Case, edited, exercise
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
+from course.one_process import Recorder, times
 from course.sent import Sent
 from examples import minimal_gpt, minimal_gpt_ddp
 
@@ -62,27 +63,18 @@ def mfu(answer):
 
 
 # The exam
-def whole(tensor):
-    """On each rank, also of a DTensor: then all ranks must call this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def flat(tensors):
-    return torch.cat([whole(tensor).detach().flatten() for tensor in tensors])
-
-
 class Watch:
     """Within `with`: what a training takes, computes, sends, prints and saves. `rows`: a dict for each update."""
 
     def __init__(self):
-        self.model, self.first, self.wrapped = None, None, False  # before the first update; called by DDP
+        self.model, self.wrapped = None, False  # called by DDP
         self.rows, self.crops, self.parts, self.saved = [], [], 0, []
-        self.printed, self.sent = io.StringIO(), Sent()
+        self.printed, self.sent, self.values = io.StringIO(), Sent(), Recorder(self.after)
 
     def __enter__(self):
-        self.hooks = [register_module_forward_pre_hook(self.forward), register_optimizer_step_pre_hook(self.before),
-                      register_optimizer_step_post_hook(self.after)]
-        self.others = [mock.patch.object(torch, "save", self.save), redirect_stdout(self.printed), self.sent]
+        self.hooks = [register_module_forward_pre_hook(self.forward), register_optimizer_step_pre_hook(self.before)]
+        self.others = [mock.patch.object(torch, "save", self.save), redirect_stdout(self.printed), self.sent,
+                       self.values]
         for other in self.others:
             other.__enter__()
         return self
@@ -102,8 +94,7 @@ class Watch:
         self.wrapped |= isinstance(module, DistributedDataParallel)
         is_gpt = any(each.__name__ == "GPT" for each in type(module).__mro__)  # each program has a class of its own
         if is_gpt and torch.is_grad_enabled():
-            if self.model is None:
-                self.model, self.first = module, flat(module.parameters())
+            self.model = self.model or module
             self.parts += 1
             self.crops += [zlib.crc32(bytes(crop.tolist())) for crop in inputs[0]]
 
@@ -112,12 +103,9 @@ class Watch:
         decayed = sum(parameter.numel() for group in optimizer.param_groups if group["weight_decay"]
                       for parameter in group["params"])
         self.rows.append({"rate": optimizer.param_groups[0]["lr"], "decayed": decayed, "parts": self.parts,
-                          "crops": self.crops, "sent": gradients, "gradient": flat(
-                              torch.zeros_like(each) if each.grad is None else each.grad
-                              for each in self.model.parameters())})
+                          "crops": self.crops, "sent": gradients})
 
-    def after(self, optimizer, args, kwargs):
-        self.rows[-1]["weights"] = flat(self.model.parameters())
+    def after(self):
         self.crops, self.parts = [], 0
         self.sent.bytes.clear()
 
@@ -136,31 +124,41 @@ def measure(train, context, fsdp=False):
         minimal_gpt.train(args)
     with Watch() as mine:
         train(args)
-    norms = context.gather("weights", [row["weights"].norm().item() for row in mine.rows])
+    theirs, right = mine.values.record(), one.values.record()
+    norms = context.gather("weights", [flat(weights).norm().item() for weights in theirs.weights])
     seen = {"batch": args.batch, "accumulate": accumulate, "updates": [len(mine.rows), UPDATES],
             "printed": [FIGURES.findall(each.printed.getvalue()) for each in (mine, one)],
             "saved": [mine.saved, one.saved], "rows": []}
     if min(map(len, norms)) != UPDATES or len(mine.rows) != UPDATES:
         return seen
     seen["tied"] = mine.model.head.weight is mine.model.embedding.weight
-    if len(mine.first) != len(one.first):
+    if theirs.first.keys() != right.first.keys():
         return seen
-    times = 2 - fsdp  # an all-reduce sends what two reduce-scatters send
-    once = times * (context.world_size - 1) / context.world_size * mine.rows[1]["gradient"].nbytes
+    each_sends = 2 - fsdp  # an all-reduce sends what two reduce-scatters send
+    once = each_sends * (context.world_size - 1) / context.world_size * flat(right.first).nbytes
     return seen | {
         "sent": mine.rows[1]["sent"] / (once or 1), "wrapped": fsdp or mine.wrapped,
         "sharded": all(hasattr(each, "full_tensor") for each in mine.model.parameters()),
-        "first": ((mine.first - one.first).norm() / one.first.norm()).item(),
-        "rows": [{name: [row[name], right[name]] for name in ("rate", "decayed", "parts", "crops")}
-                 | {"apart": max(of_ranks) - min(of_ranks) > NEAR * max(of_ranks)} | compared(row, right, one.first)
-                 for row, right, of_ranks in zip(mine.rows, one.rows, zip(*norms, strict=True), strict=True)]}
+        "first": off(theirs.first, right.first, flat(right.first).norm()),
+        "rows": [{name: [row[name], of_one[name]] for name in ("rate", "decayed", "parts", "crops")}
+                 | {"apart": max(of_ranks) - min(of_ranks) > NEAR * max(of_ranks)}
+                 | compared(theirs, right, update)
+                 for update, (row, of_one, of_ranks) in enumerate(
+                     zip(mine.rows, one.rows, zip(*norms, strict=True), strict=True))]}
 
 
-def compared(row, right, first):
-    gradient, wanted = row["gradient"], right["gradient"]
-    times = (gradient @ wanted / (wanted @ wanted)).item()
-    return {"times": times, "off": ((gradient - times * wanted).norm() / wanted.norm()).item(),
-            "weights": ((row["weights"] - right["weights"]).norm() / (right["weights"] - first).norm()).item()}
+def flat(values):
+    return torch.cat([value.flatten() for value in values.values()])
+
+
+def off(these, those, length):
+    return ((flat(these) - flat(those)).norm() / length).item()
+
+
+def compared(theirs, right, update):
+    factor, rest = times(right.gradients[update], theirs.gradients[update])
+    way = flat(right.weights[update]) - flat(right.first)
+    return {"times": factor, "off": rest, "weights": off(theirs.weights[update], right.weights[update], way.norm())}
 
 
 def exam_cases(ranks, fsdp=False):
@@ -192,10 +190,10 @@ def exam_cases(ranks, fsdp=False):
                    "does not call the wrapper that DistributedDataParallel() has made.")
         yield Case(rows[0]["apart"], False, f"{at} the ranks' weights drift apart: they "
                    "made their update with different gradients. A mean gradient is the same on all.")
-        times, off = rows[0]["times"], rows[0]["off"]
-        yield Case([round(times, 5), round(off, 5)], [1.0, 0.0],
-                   f"{at} the gradient that the optimizer sees is {times:.3f} times that of one process"
-                   + (f", and points elsewhere: off by {off:.0%}." if off > NEAR else "."))
+        factor, rest = rows[0]["times"], rows[0]["off"]
+        yield Case([round(factor, 5), round(rest, 5)], [1.0, 0.0],
+                   f"{at} the gradient that the optimizer sees is {factor:.3f} times that of one process"
+                   + (f", and points elsewhere: off by {rest:.0%}." if rest > NEAR else "."))
         yield Case(rows[0]["weights"] < NEAR, True, f"{at} the gradient is that of one process, but the weights move "
                    f"elsewhere, off by {rows[0]['weights']:.0%}.")
     printing = [rank for rank, seen in enumerate(ranks) if seen["printed"][0]]
