@@ -23,7 +23,7 @@
 # each other, and when?
 #
 # **At its end** there is `mine/my_ddp.py`, a `DistributedDataParallel` (DDP) of your own. Your program trains with it.
-# It trains what one process trains, and on a slow network each of its steps saves time that you measure.
+# The ranks train what one process trains. On a slow network two of its steps save time, and you measure how much.
 #
 # **You need** a training loop and the rule for *faster* ([01](01_one_device.ipynb)), ranks and process groups
 # ([03](03_processes_and_ranks.ipynb)), `all_reduce` ([04](04_collectives.ipynb)) and shards
@@ -305,16 +305,15 @@ check.overlapped("mine/my_ddp.py")
 # %% [markdown]
 # ## Overlap, seen
 #
-# Your program now runs on a network of 150 Mbit/s ([04](04_collectives.ipynb) has made the dial), once with step 3 and
-# once with step 4. Both runs are filmed. The film knows when a collective ends, but not when a message between two ranks
-# does. So step 3 sends by torch's all-reduce here, as step 4 does.
+# Your program now runs on a network of 150 Mbit/s ([04](04_collectives.ipynb) has the dial), once with step 3 and once
+# with step 4. Both runs are filmed. Step 3 sends by your ring: on two ranks its all-reduce is two messages to the
+# neighbour, and two from it.
 
 # %%
 why = dial.missing()  # None where this machine has a dial, else a line that says why not
 run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
 paced = f"{run} torchrun --nproc_per_node=2 -m course.dial --rate 150mbit -m doctor --steps 3:4"
 step_3, step_4 = check.one_message.program(), check.overlapped.program()
-# !cp lessons/start/pytorch/all_reduce.py {step_3.parent}
 # !{paced} --film {folder}/06_film_3.json {step_3} --images 960 --epochs 1 2> results/live/06_film_3.txt
 # !{paced} --film {folder}/06_film_4.json {step_4} --images 960 --epochs 1 2> results/live/06_film_4.txt
 
@@ -322,7 +321,7 @@ step_3, step_4 = check.one_message.program(), check.overlapped.program()
 whose = {step: "recorded" if why else step.whose for step in (check.one_message, check.overlapped)}
 show.lanes({f"Step 3: one message ({whose[check.one_message]})": f"{folder}/06_film_3.json",
             f"Step 4: buckets ({whose[check.overlapped]})": f"{folder}/06_film_4.json"}, step=3)
-lesson.figure("The fourth update of the program. Above, the message leaves when backward has ended. Below, the first "
+lesson.figure("The fourth update of the program. Above, the messages leave when backward has ended. Below, the first "
               "bucket leaves while backward goes on.")
 
 # %% [markdown]
@@ -353,9 +352,10 @@ lesson.verdict(show.claims(ladder))
 
 # %% [markdown]
 # - **One message** saves what nine more all-reduces cost.
-# - **Buckets during backward** hide most of the rest, where a message takes about as long as computing does.
-# - **Without a limit** messages over this machine's memory take hardly any time. There is nothing to hide, and the
-#   cores that compute also send.
+# - **Buckets during backward** hide part of the communication. That pays where messages take long, and computing is long
+#   enough to hide them.
+# - **Without a limit** messages over this machine's memory take hardly any time. There is little to hide, and the cores
+#   that compute also send.
 # - **DDP** sends one message here, because its first bucket holds 1 MiB and all gradients fit into it. With
 #   `bucket_cap_mb` they become several, and DDP overlaps as your class does.
 #
