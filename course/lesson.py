@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,9 +75,11 @@ def begin_program() -> None:
 def mine(line: str, cell: str) -> None:
     """The magic `%%mine shard.py`: save the cell as mine/shard.py, where train.py takes its part from.
 
-    An exercise's stub is not saved, so that the program goes on with the course's part.
+    `%%mine my_ddp.py MyDDP`: the cell's functions become methods of that class in the file, in the place of those of
+    the same names. An exercise's stub is not saved, so that the program goes on with the course's part.
     """
-    path = Path("mine", line.strip())
+    name, _, owner = line.strip().partition(" ")
+    path = Path("mine", name)
     try:
         stub = is_stub(ast.parse(cell))
     except SyntaxError:
@@ -84,9 +87,41 @@ def mine(line: str, cell: str) -> None:
     if stub:
         print(f"{path}: not written yet. " + ("The one of before stays." if path.exists() else
                                               "The program takes the course's part."))
-    else:
+    elif not owner:
         path.write_text(cell, encoding="utf-8")
         print(f"Saved as {path}.")
+    elif not path.exists():
+        print(f"There is no {path} yet. Write the class first, in its cell above.")
+    else:
+        changed = _with_methods(path.read_text(encoding="utf-8"), owner, cell)
+        path.write_text(changed, encoding="utf-8")
+        print(f"Changed {owner} in {path}.")
+
+
+def _with_methods(text: str, owner: str, cell: str) -> str:
+    """The text of a file, with a cell's functions as methods of the class `owner`, and its imports above it.
+    SyntaxError where one of both is no Python."""
+    lines, methods = cell.splitlines(), ast.parse(cell).body
+    starts = [_first_line(method) for method in methods]
+    for method, start, end in zip(methods, starts, [*starts[1:], len(lines)], strict=True):
+        own = "\n".join(lines[start:end]).rstrip()
+        indented = textwrap.indent(own, "    ").splitlines()
+        [found] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == owner]
+        old = next((node for node in found.body if getattr(node, "name", None) == getattr(method, "name", "")), None)
+        into = text.splitlines()
+        if isinstance(method, ast.Import | ast.ImportFrom):
+            into.insert(_first_line(found), own)
+        elif old:
+            into[_first_line(old):old.end_lineno] = indented
+        else:
+            into[found.end_lineno:found.end_lineno] = ["", *indented]
+        text = "\n".join(into) + "\n"
+    return text
+
+
+def _first_line(node: ast.stmt) -> int:
+    """From 0; decorators belong to a function."""
+    return min(each.lineno for each in [node, *getattr(node, "decorator_list", [])]) - 1
 
 
 def _alt_text(figure):

@@ -200,6 +200,8 @@ class Answer:
     updates: int = 0
     apart: list[str] = field(default_factory=list)
     """modules by whose definition ranks are not one process"""
+    records: list[Record] = field(default_factory=list)
+    """what each rank has noted, rank 0 first"""
 
     @property
     def one_model(self) -> bool:
@@ -268,7 +270,7 @@ def _answer(count, status, printed, records, one, seconds) -> Answer:
     apart = [(rank, where) for rank in range(1, count) if (where := parting(records[0], records[rank]))]
     answer.between_ranks = min(apart, key=lambda each: each[1].update) if apart else None
     answer.from_one = parting(one, records[0]) if one else None
-    answer.updates, answer.apart = len(records[0].weights), records[0].apart
+    answer.updates, answer.apart, answer.records = len(records[0].weights), records[0].apart, records
     return answer
 
 

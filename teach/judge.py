@@ -3,7 +3,8 @@
     python -P -m teach.judge DESCRIPTOR SECONDS        -P: an answer may write modules where it starts
 
 It runs the cells that the learner wrote, in their order, as a notebook does, and then each exercise's check on what
-they have defined or written. Each cell and each answer gets so many seconds. To the descriptor it writes lines of JSON:
+they have defined or written. An answer that is wrong in the end, in a file that later cells have changed, is judged as
+it was at its check. Each cell and each answer gets so many seconds. To the descriptor it writes lines of JSON:
 first "ran", once all cells have, then [name, outcome, message] for each exercise.
 """
 
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import symtable
 import sys
@@ -64,9 +66,11 @@ def pieces(source: str) -> list[str]:
     return [*map(ast.unparse, imports), ast.unparse([node for node in tree.body if node not in imports])]
 
 
-def run(own: list[tuple[int, str]], namespace: Namespace, limit: float) -> dict[int, str]:
-    """Run the learner's cells, magics and all; {number of a cell: why it could not be run}. Commands of the shell are
-    left out: they train. Calls of checks judge nothing yet."""
+def run(own: list[tuple[int, str]], namespace: Namespace, limit: float,
+        questions: list[Question]) -> tuple[dict[int, str], dict[str, Path]]:
+    """Run the learner's cells, magics and all; {number of a cell: why it could not be run}, and {name of a question:
+    its file as it was at its check}. Commands of the shell are left out: they train. Calls of checks judge nothing yet.
+    """
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.text import SList
     from traitlets.config import Config
@@ -80,28 +84,33 @@ def run(own: list[tuple[int, str]], namespace: Namespace, limit: float) -> dict[
     signal.signal(signal.SIGALRM, too_long)
     judging = exercises.Exercise.__call__
     exercises.Exercise.__call__ = lambda *_: None
-    failed, end = {}, time.monotonic() + CELLS
+    failed, then, end = {}, {}, time.monotonic() + CELLS
     for number, (namespace.place, source) in enumerate(own):
+        for question in questions:
+            if question.is_file and question.place < namespace.place and question.name not in then:
+                then[question.name] = Path("then", question.name, Path(question.given).name)
+                then[question.name].parent.mkdir(parents=True)
+                if Path(question.given).exists():
+                    shutil.copy(question.given, then[question.name])
         signal.setitimer(signal.ITIMER_REAL, max(0.1, min(limit, end - time.monotonic())))
         ran = shell.run_cell(source)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if error := ran.error_before_exec or ran.error_in_exec:
             failed[number] = exercises.first_line(error)
     exercises.Exercise.__call__ = judging
-    return failed
+    return failed, then
 
 
 def too_long(*_):
     raise TimeoutError("it came to no end")
 
 
-def verdict(question: Question, namespace: Namespace) -> tuple[str, str]:
+def verdict(question: Question, namespace: Namespace, file: Path) -> tuple[str, str]:
     """(outcome, message). "again": the machine was too busy to start the ranks, twice."""
     exercise = getattr(importlib.import_module(question.module), question.name)
     namespace.place = question.place
     for _ in range(2):
-        outcome, message = exercise.verdict(Path(question.given) if question.is_file
-                                            else namespace.get(question.given))
+        outcome, message = exercise.verdict(file if question.is_file else namespace.get(question.given))
         if NO_FAULT not in message:
             return outcome, message
     return "again", message
@@ -119,11 +128,15 @@ def main(descriptor: int, limit: int) -> None:
     for name, text in paper.files.items():
         Path(name).write_text(text, encoding="utf-8")
     desk, namespace = Path.cwd(), Namespace(paper.cells)
-    failed = run(paper.own, namespace, limit)
+    questions = [Question(**each) for each in paper.questions]
+    failed, then = run(paper.own, namespace, limit, questions)
     os.chdir(desk)  # a cell may have gone elsewhere
     tell("ran")
-    for question in (Question(**each) for each in paper.questions):
-        outcome, message = verdict(question, namespace)
+    for question in questions:
+        outcome, message = verdict(question, namespace, Path(question.given))
+        if outcome == "wrong" and question.name in then:
+            earlier = verdict(question, namespace, then[question.name])
+            outcome, message = earlier if earlier[0] == "right" else (outcome, message)
         if outcome == "untried" or "NameError" in message:  # a cell that could not be run is why
             for number, why in failed.items():
                 source = paper.own[number][1].strip()

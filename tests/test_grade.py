@@ -14,6 +14,7 @@ import pytest
 
 from course.lesson import ROOT, notebooks
 from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l06_ddp import check as lesson_06
 from teach import grade as grading
 from teach import handed_in, questions, shield
 from tests import runner
@@ -146,6 +147,16 @@ def shard(*asked):
     paper.questions = paper.questions[:1]
     [(_, outcome, message)] = shield.judged(paper)
     assert outcome == "wrong" and "SystemExit: shielded" in message
+
+
+@needs_shield
+def test_an_answer_counts_that_was_right_at_its_check_and_was_changed_later():
+    first = inspect.getsource(lesson_06.SameWeights).replace("SameWeights", "MyDDP")
+    paper = handed_in.Paper("06", [handed_in.Question("lessons.l06_ddp.check", name, "mine/my_ddp.py", place)
+                                   for name, place in (("same_weights", 3), ("mean_gradients", 6))])
+    paper.own = [(2, f"%%mine my_ddp.py\nimport torch.distributed as dist\nfrom torch import nn\n\n\n{first}"),
+                 (5, "%%mine my_ddp.py MyDDP\ndef same_weights(self):\n    pass\n")]
+    assert [outcome for _, outcome, _ in shield.judged(paper)] == ["right", "wrong"]
 
 
 @pytest.mark.parametrize("lesson", notebooks())

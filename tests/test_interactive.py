@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from course import interactive, lesson
-from lessons.l06_ddp.buckets import make_buckets
 from lessons.l08_performance.scaling import Job, Link, StepTime, ddp_buckets, speedup
+from lessons.start.ours.my_ddp import MyDDP
 
 in_a_browser = pytest.mark.browser
 
@@ -132,7 +132,7 @@ def test_the_buckets_are_the_lessons_and_leave_in_turn(opened):
         module = torch.nn.ParameterList([torch.zeros(size) for size in each])
         parameters = list(module.parameters())[::-1]
         assert [[id(parameters[place]) for place in bucket] for bucket in buckets] == [
-            [id(parameter) for parameter in bucket] for bucket in make_buckets(module, cap)]
+            [id(parameter) for parameter in bucket] for bucket in MyDDP.make_buckets(module, cap)]
     sent = page.evaluate("send([8, 8, 8], [1, 2, 3], 1, 2, 1, 0.125)")  # a message of 8 bytes takes 2 (1 + 8 / 8 / 2)
     assert [(bucket["full"], bucket["leaves"], bucket["back"]) for bucket in sent] == [(1, 1, 4), (2, 4, 7), (3, 7, 10)]
 

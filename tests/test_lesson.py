@@ -113,6 +113,12 @@ def test_an_exercise_s_cell_becomes_a_part_of_the_program_once_it_is_tried(tmp_p
     lesson.mine("shard.py", "def shard(n):\n    return n\n")
     lesson.mine("shard.py", "def shard(n):\n    raise NotImplementedError\n")
     assert part.read_text() == "def shard(n):\n    return n\n", "a stub does not take its place"
+    lesson.mine("my_ddp.py", "class MyDDP:\n    def finish(self):\n        pass\n\n\nlast = 1\n")
+    methods = "import math\n@staticmethod\ndef pack():\n    return 2\n\n\ndef finish(self):  # mine\n    return 3\n"
+    lesson.mine("my_ddp.py MyDDP", methods)
+    assert Path("mine/my_ddp.py").read_text() == (
+        "import math\nclass MyDDP:\n    def finish(self):  # mine\n        return 3\n\n"
+        "    @staticmethod\n    def pack():\n        return 2\n\n\nlast = 1\n")
     program.write_text("changed")
     lesson.begin_program()
     assert program.read_text() == "changed", "it is the learner's"

@@ -41,9 +41,9 @@ def test_the_program_is_that_of_one_process_with_the_courses_parts_and_with_pyto
 @pytest.mark.parametrize("name, edits, expected", [
     # One model, and not that of one process: the sum in place of the mean, twice as large on two ranks, and in the
     # first update.
-    ("my_ddp", {"(flat / dist.get_world_size())": "flat"}, (None, 1, 2.0)),
+    ("my_ddp", {"flat / self.ranks": "flat"}, (None, 1, 2.0)),
     # Not one model: each rank keeps its own gradients
-    ("my_ddp", {"if not self.missing[number]:": "if False:"}, (1, 1, None)),
+    ("my_ddp", {"self.unpack(flat / self.ranks, bucket)": "pass"}, (1, 1, None)),
     # Another order than one process: the gradient points elsewhere
     ("shard", {"order[rank::world_size]": "order[rank * n // world_size:][:n // world_size]"}, (None, 1, None)),
 ])
@@ -75,7 +75,7 @@ def test_the_command_says_it_by_its_status(tmp_path):
         return runner.run(0, "--ranks", "2", *options, path, *FEW, script="course/one_process.py")
 
     assert ask(program(tmp_path)).returncode == 0
-    wrong = ask(program(tmp_path, my_ddp={"(flat / dist.get_world_size())": "flat"}), "--updates", "2")
+    wrong = ask(program(tmp_path, my_ddp={"flat / self.ranks": "flat"}), "--updates", "2")
     assert wrong.returncode == 1 and "2 times as large" in wrong.stdout and "2 updates" in wrong.stdout
     missing = ask(tmp_path / "missing.py")
     assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1
@@ -87,7 +87,7 @@ def test_the_command_says_it_by_its_status(tmp_path):
 
 
 def test_a_ddp_that_sends_nothing_is_noticed_by_the_program_itself(tmp_path):
-    path = program(tmp_path, my_ddp={"if not self.missing[number]:": "if False:"})
+    path = program(tmp_path, my_ddp={"self.unpack(flat / self.ranks, bucket)": "pass"})
     done = runner.run(2, *FEW, script=str(path))
     assert done.returncode == 1 and "The ranks are not one model" in done.stderr
     sound = runner.run(3, *FEW, "--save", tmp_path / "weights.pt", script=str(program(tmp_path, my_ddp={})))

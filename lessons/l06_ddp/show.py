@@ -1,88 +1,155 @@
-"""Lesson 06: pictures and tables on DDP, from the results that wrapped_training.py and ddp_questions.py write."""
+"""Lesson 06: its pictures and tables."""
 
+from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
-import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from course.compare import NOT_SHOWN, ratio
-from course.lesson import some
+from course import plots
+from course.compare import ratio
+from course.dial import bits
+from course.one_process import Answer
 from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, colour_of, head, line_style, name_rows
+from course.plots.style import COLOURS, GREY, bare, colour_of, head, line_style, stacked
+
+LR = 0.1  # of the update in the drawing
+IMAGES = [(1.0, 4.0), (2.0, 2.5)]  # of each rank: (image, what the model is to answer)
 
 
-def by_update(lines: dict, title: str, synthetic: bool) -> Axes:
-    """{name: largest difference of a weight, before and after each update}: a line each."""
-    ax = plt.subplots(figsize=(11, 5))[1]
-    for number, line in enumerate(lines.values()):
-        ax.plot(line, **line_style(number))
-    ax.set(xlabel="updates", ylabel="largest difference of a weight", ylim=(-0.002, None))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    head(ax, title, pd.DataFrame([{"synthetic": synthetic}]), {})
-    write_beside(ax, [(len(line) - 1, line[-1], name, colour_of(number)) for number, (name, line) in
-                      enumerate(lines.items())], BESIDE_AN_END)
+def one_step() -> Axes:
+    """An update of DDP on two ranks, drawn: a model of one weight w, whose answer is w times the image."""
+    gradients = []
+    for image, wanted in IMAGES:
+        weight = torch.tensor(1.0, requires_grad=True)
+        (weight * image - wanted).square().backward()
+        gradients.append(weight.grad.item())
+    mean = sum(gradients) / len(gradients)
+    ax = plt.subplots(figsize=(14, 4.6))[1]
+    shared, places = "#CFE4F2", [0, 2.3, 4.9, 8.2, 10.6]
+    for rank, ((image, wanted), gradient) in enumerate(zip(IMAGES, gradients, strict=True)):
+        own = ["#FBE3CF", "#CFEBE1"][rank]
+        boxes = [("w = 1", shared), (f"image {image:g}\nwanted {wanted:g}", own), (f"gradient {gradient:g}", own),
+                 (f"mean {mean:g}", shared), (f"w = {1 - LR * mean:g}", shared)]
+        for place, (text, colour) in zip(places, boxes, strict=True):
+            ax.text(place, -rank, text.replace("-", "−"), ha="center", va="center", fontsize=17, fontweight="bold",
+                    bbox={"boxstyle": "round,pad=0.5", "facecolor": colour, "edgecolor": GREY})
+        for start, end in zip(places, places[1:], strict=False):
+            if start != places[2]:
+                ax.annotate("", (end - 0.85, -rank), (start + 0.85, -rank),
+                            arrowprops={"arrowstyle": "-|>", "color": GREY, "linewidth": 2})
+        for other in range(2):
+            ax.annotate("", (places[3] - 0.7, -rank), (places[2] + 0.95, -other),
+                        arrowprops={"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 3})
+    titles = ["same\nweights", "own\nimages", "own\ngradient", "same\nmean", "same\nweights"]
+    for place, title in zip([*places, 6.5], [*titles, "all-reduce"], strict=True):
+        ax.text(place, 0.5, title, ha="center", va="bottom", fontsize=17, color=COLOURS[1] if place == 6.5 else "black")
+    bare(ax)
+    ax.set(xlim=(-0.9, 11.5), ylim=(-1.45, 1.05), xticks=[], yticks=[0, -1], yticklabels=["rank 0", "rank 1"])
+    ax.set_title("One update on two ranks", pad=12)
     return ax
 
 
-PARTS = ("forward", "backward", "wait", "update")
-
-
-def buckets(run: dict, whose: str) -> str:
-    """"DDP, 6 messages (bucket_cap_mb=4)": those that rank 0 sent in the step drawn. `whose`: MyDDP."""
-    sent = some(sum(event["event"] == "all-reduce" for event in run["events"]), "message")
-    cap = run["bucket_cap_mb"]
-    return f"DDP, {sent} (bucket_cap_mb={cap:g})" if cap else f"MyDDP ({whose}), {sent}"
-
-
-def overlap(timelines: list[dict], whose: str) -> list[dict]:
-    """A row for each: small buckets, one bucket, MyDDP. Hidden is the share of one bucket's wait that is saved."""
-    wait = median(timelines[1]["rounds"]["wait"])
-    return [{"step": buckets(run, whose), **{f"{part}, ms": f"{median(run['rounds'][part]):.1f}" for part in PARTS},
-             "together, ms": f"{median(run['rounds']['step']):.1f}",
-             "hidden": "–" if run is timelines[1] else f"{1 - median(run['rounds']['wait']) / wait:.0%}"}
-            for run in timelines]
-
-
-def early(run: dict) -> tuple[int, int]:
-    """(messages that left before `backward` had ended, all messages) of the step that is drawn."""
-    end = next(event["end"] for event in run["events"] if event["event"] == "backward")
-    starts = [event["start"] for event in run["events"] if event["lane"] == "all-reduce"]
-    return sum(start < end for start in starts), len(starts)
-
-
-def against_one(small: dict, one: dict) -> list[str]:
-    """What small buckets change against one bucket: a line for the messages, `wait`, `backward` and the whole step."""
-    wait, backward, step = (ratio(small["rounds"][part], one["rounds"][part]) for part in ("wait", "backward", "step"))
-    (soon, of), (late, of_one) = early(small), early(one)
-    return [f"Messages that left before `backward` had ended: {soon} of {of} with small buckets, {late} of {of_one} "
-            f"with one bucket.{'' if soon > late else f' {NOT_SHOWN}'}",
-            f"`wait` with small buckets ÷ `wait` with one bucket: {wait}.",
-            f"`backward`, likewise: {backward}.", f"The whole step: {step}."]
-
-
-def speeds(by_wrapper: dict) -> Axes:
-    """{wrapper: table of its run logs}: a point for each epoch after the first, and a bar at their median."""
-    ax = plt.subplots(figsize=(12, 3.6))[1]
-    for row, run in enumerate(by_wrapper.values()):
-        speed = warm(run)
-        ax.plot(speed, [row] * len(speed), "o", markersize=13, color=COLOURS[row], alpha=0.6)
-        ax.plot([speed.median()] * 2, [row - 0.3, row + 0.3], color=COLOURS[row], linewidth=5)
-        ax.annotate(f"{speed.median():,.0f}", (speed.median(), row - 0.34), ha="center", va="bottom", fontweight="bold")
-    most = max(run["images_per_second"].max() for run in by_wrapper.values())
-    ax.set(xlabel="images a second", xlim=(0, 1.1 * most), ylim=(len(by_wrapper) - 0.4, -0.8))
-    name_rows(ax, by_wrapper)
-    head(ax, "The same training under both wrappers", pd.concat(by_wrapper.values()), {})
+def proof(answers: dict[str, tuple[Answer, Answer]]) -> Axes:
+    """{name: (one process, several ranks)}: after each update, how far the weights of the farthest rank are from those
+    of one process: the norm of the difference of all weights, in the norm of the weights."""
+    ax = plt.subplots(figsize=(11, 5.5))[1]
+    notes = []
+    for number, (name, (one, many)) in enumerate(answers.items()):
+        [record] = one.records
+        far = [max(distance(each.weights[update], weights) for each in many.records)
+               for update, weights in enumerate(record.weights)]
+        ax.plot(range(1, len(far) + 1), far, **line_style(number))
+        notes.append((len(far), far[-1], name, colour_of(number)))
+    ax.set(yscale="log", xlabel="update", ylabel="distance / norm of the weights", ylim=(1e-18, 10))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.axhline(torch.finfo(torch.float64).eps, color=GREY, linewidth=1.5, linestyle=":")
+    ax.text(1, 1.5 * torch.finfo(torch.float64).eps, "the last digit of a float64", color=GREY, va="bottom")
+    head(ax, "How far the ranks are from one process", key=[])
+    write_beside(ax, notes, BESIDE_AN_END)
     return ax
 
 
-def warm(run: pd.DataFrame) -> pd.Series:
-    """Images a second of each epoch but the first of a run, in which all warms up."""
-    return run.loc[run["epoch"] > 0, "images_per_second"]
+def how_far(one: Answer, many: Answer) -> str:
+    """After the last update: "not at all", "in the last digits" or "further"."""
+    far = max(distance(each.weights[-1], one.records[0].weights[-1]) for each in many.records)
+    return "not at all" if not far else "in the last digits" if far < 1e-12 else "further"
 
 
-def shorter(small_buckets: dict, one_bucket: dict) -> str:
-    """Which step is shorter: "small buckets", "one bucket" or "no significant difference"."""
-    of = ratio(small_buckets["rounds"]["step"], one_bucket["rounds"]["step"])
-    return "no significant difference" if not of.significant else "small buckets" if of.high < 1 else "one bucket"
+def distance(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference, in the norm of `those`."""
+    flat, other = (torch.cat([each[name].flatten() for name in those]) for each in (these, those))
+    return ((flat - other).norm() / other.norm()).item()
+
+
+WAITED = "communication that the update waits for"
+PARTS = {"computing": COLOURS[5], WAITED: COLOURS[1]}
+
+
+def network(rate: str) -> str:
+    """"150 Mbit/s" of 150mbit."""
+    return "no limit" if rate == "none" else f"{rate[:-4]} {rate[-4:-3].upper()}bit/s"
+
+
+def names(measured: dict) -> dict[str, str]:
+    """{way: what a row says}, with whose class it is."""
+    words = {"alone": "no communication", "step 2": "step 2, a message per parameter", "step 3": "step 3, one message",
+             "step 4": "step 4, buckets during backward", "DDP": "DDP", "DDP, small buckets": "DDP, buckets of 64 KiB"}
+    whose = measured["whose"]
+    return {way: f"{text} ({whose[way]})" if way in whose else text for way, text in words.items()}
+
+
+def ladder(measured: dict) -> list[Axes]:
+    """A panel for each rate, a bar for each way: the milliseconds of an update, and which of them `alone` lacks."""
+    rates, labels = measured["rounds"], names(measured)
+    axes = plt.subplots(len(rates), 1, figsize=(13, 1.3 + 3.6 * len(rates)), sharex=True, squeeze=False)[1][:, 0]
+    for ax, (rate, rounds) in zip(axes, rates.items(), strict=True):
+        medians = {way: 1000 * median(rounds[way]) for way in labels}
+        bars = [{"computing": min(each, medians["alone"]), WAITED: max(0, each - medians["alone"])}
+                for each in medians.values()]
+        key = stacked(ax, list(labels.values()), bars, PARTS, "milliseconds per update" if ax is axes[-1] else "", "ms")
+        title = network(rate)
+        if rate != "none":
+            title += f": sending all gradients takes {32e3 * measured['parameters'] / bits(rate):.0f} ms"  # of float32
+        head(ax, title, key=key if ax is axes[0] else [], columns=2)
+    return list(axes)
+
+
+def table(measured: dict) -> list[dict]:
+    """A row for each way: its all-reduces, and the milliseconds of an update at each rate."""
+    return [{"way": label, "all-reduces per update": measured["all_reduces"][way],
+             **{f"ms at {network(rate)}" if rate != "none" else "ms, no limit": f"{1000 * median(rounds[way]):.1f}"
+                for rate, rounds in measured["rounds"].items()}} for way, label in names(measured).items()]
+
+
+def faster(measured: dict, rate: str, way: str, than: str) -> str:
+    """"faster", "slower" or "no significant difference", by the rule of lesson 01."""
+    compared = ratio(measured["rounds"][rate][way], measured["rounds"][rate][than])
+    return "no significant difference" if not compared.significant else "faster" if compared.high < 1 else "slower"
+
+
+def where_faster(measured: dict, way: str, than: str) -> str:
+    """On which network: "the slow one", which is the first, "without a limit", "both" or "neither"."""
+    slow, free = (faster(measured, rate, way, than) == "faster" for rate in (next(iter(measured["rounds"])), "none"))
+    return "both" if slow and free else "the slow one" if slow else "without a limit" if free else "neither"
+
+
+def claims(measured: dict) -> list[str]:
+    """What each step of the ladder changes, at each rate."""
+    steps = [("one message ÷ a message per parameter", "step 3", "step 2"),
+             ("sent during backward ÷ one message", "step 4", "step 3"),
+             ("DDP ÷ one message", "DDP", "step 3"), ("DDP, small buckets ÷ DDP", "DDP, small buckets", "DDP")]
+    return [f"{network(rate)}: {text}: {ratio(rounds[way], rounds[than])}"
+            for rate, rounds in measured["rounds"].items() for text, way, than in steps]
+
+
+def lanes(films: dict[str, str | Path], step: int) -> list[Axes]:
+    """{title: the film of a run}: what two ranks did in that step, one run below the other, on one axis of time."""
+    axes = plt.subplots(len(films), 1, figsize=(14, 6 * len(films)), sharex=True)[1]
+    for ax, (title, film) in zip(axes, films.items(), strict=True):
+        plots.lanes(film, range(step, step + 1), ax)
+        ax.set_title(title, pad=40)
+        ax.set_xlabel("milliseconds" if ax is axes[-1] else "")
+    return list(axes)

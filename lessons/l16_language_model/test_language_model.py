@@ -42,7 +42,7 @@ def test_to_send_each_micro_batch_is_right():
 
 
 def test_each_way_trains_the_same_and_sends_what_the_lesson_says(tmp_path):
-    done = runner.run(2, "--wrapper", "lessons/l06_ddp/my_ddp.py:MyDDP", "--rounds", 1, "--steps", 1, "--out",
+    done = runner.run(2, "--wrapper", "lessons/start/ours/my_ddp.py:MyDDP", "--rounds", 1, "--steps", 1, "--out",
                       tmp_path / "speed.json", script=f"{FOLDER}/token_speed.py")
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "speed.json").read_text())

@@ -1,7 +1,7 @@
 """How many tokens a second do ways of training the language model reach, in turns, and what do they send?
 
-    torchrun --nproc_per_node=2 lessons/l16_language_model/token_speed.py --wrapper lessons/l06_ddp/my_ddp.py:MyDDP \\
-        --out results/live/16_speed.json
+    torchrun --nproc_per_node=2 lessons/l16_language_model/token_speed.py \\
+        --wrapper lessons/start/ours/my_ddp.py:MyDDP --out results/live/16_speed.json
 
 A round has --steps updates of each way. `alone`: rank 0 takes the whole batch, and the others wait. In all other ways
 each rank takes its share. `never`: nobody talks, and each rank trains a model of its own; this is the ceiling. `each`:

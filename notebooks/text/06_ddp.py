@@ -4,12 +4,12 @@
 #     minutes: 90
 #     quick:
 #       parameters:
-#         steps: 6
-#         width: 512
-#         samples: 1280
-#         epochs: 2
+#         updates: 4
+#         rates: 150mbit none
+#         rounds: 6
+#         epochs: 1
 #       seconds: 40
-#     seconds: 80
+#     seconds: 120
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -22,14 +22,11 @@
 # **The question.** Several processes, each with its own images, train one and the same model. What must they tell
 # each other, and when?
 #
-# **You will be able to**
-# - write data-parallel training yourself, from `broadcast` and `all_reduce`, and say which of these steps
-#   `DistributedDataParallel` (DDP) does for you, and when;
-# - prove that the ranks train as one process does;
-# - see whether messages travel while backward goes on, and what that is worth.
+# **At its end** there is `mine/my_ddp.py`, a `DistributedDataParallel` (DDP) of your own. Your program trains with it.
+# The ranks train what one process trains. On a slow network two of its steps save time, and you measure how much.
 #
-# **You need** a training loop ([01](01_measure.ipynb)), ranks and process groups
-# ([03](03_processes_and_ranks.ipynb)), collectives ([04](04_collectives.ipynb)) and shards
+# **You need** a training loop and the rule for *faster* ([01](01_measure.ipynb)), ranks and process groups
+# ([03](03_processes_and_ranks.ipynb)), `all_reduce` ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
 # **Time.** About 90 minutes for you, 2 for the machine. After step 3 is a good place for a break.
@@ -44,74 +41,62 @@ import json
 import os
 from pathlib import Path
 
-import pandas as pd
-import torch
+from course import dial, one_process
+from lessons.l06_ddp import check, show
 
-from trainer import data
-from trainer import models
-from course import compare, plots, runs
-from lessons.l06_ddp import buckets, check, show, wrapped_training
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank: a process computes on one core
 
 # %% tags=["parameters"]
-ranks = 2  # processes of every run below; 2 or more
-steps = 20  # updates of each training run
-width = 1024  # of the layers in the model whose step we draw
-samples, epochs = 6400, 4  # of each of main.py's runs
-
-# %% [markdown]
-# The ranks of this lesson are processes on the CPU, also where there are GPUs, so that everybody sees the same. A GPU
-# changes the speed, not the result.
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
-synthetic = data.get_dataset("auto")[0].name == "synthetic"
-
-
-def results(name):
-    return json.loads(Path(f"results/live/06_{name}.json").read_text())
-
-
-def labelled(step, text):
-    return f"{text} ({step.whose})"
-
+ranks = 2  # processes of every run below: as many as there are cores, so that computing and sending can overlap
+updates = 12  # of each training that is compared with one process
+rates = "150mbit 600mbit none"  # of the network, where ways are timed
+rounds = 12  # of each way
+epochs = 3  # of the program at the end
 
 # %% [markdown]
 # ## The loop stays, the model is wrapped
 #
-# This is the training loop of this lesson. `batches` are the rank's own: its part of each whole batch.
+# These are the lines of your program that have to do with DDP:
 
 # %%
-lesson.code(wrapped_training.train)
+# !grep -n "MyDDP\|parallel" mine/train.py
 
 # %% [markdown]
-# On two ranks this loop trains two models: each rank has its own random first weights and its own images.
+# `MyDDP(model, all_reduce)` wraps the model. Its `forward` gives the images to the model. Its `finish()` is called
+# between backward and the update. On two ranks without any wrapper, this loop would train two models: each rank has its
+# own images.
 #
-# You will change nothing in this loop. You write a class that wraps the model, **`MyDDP(model)`**, as PyTorch's own
-# `DistributedDataParallel(model)` does. Its `forward` gives the images to the model. Its `finish()` is called between
-# backward and the update.
-#
-# You write the class in **five steps**. Each step is a cell, and the check behind it runs your class on 2 and on 3
-# ranks. Once your class is right, it trains in the rest of this lesson. Until then our class takes its place, and the
-# pictures say whose class it is.
+# You change nothing in the loop. You write the class, in **five steps**. Each step is a cell that changes one file,
+# `mine/my_ddp.py`. The check behind it runs your class on 2 and on 3 ranks. Whatever you have not written yet is the
+# course's, and the pictures say whose class they show. The ranks are processes on the CPU, also where there are GPUs.
 #
 # ## Step 1: the same first weights
 #
 # `dist.broadcast(tensor, src=0)` gives every rank the values of rank 0, in place. Every rank calls it.
 #
-# Write `__init__`: after `MyDDP(model)` all ranks have rank 0's weights. A model has buffers, too, such as the running
-# means of BatchNorm. `model.state_dict()` is a dict with both (except buffers made with `persistent=False`; DDP sends
-# those, too). Its tensors are the model's own, not copies: to change one in place is to change the model.
+# Write `same_weights()`: after it all ranks have rank 0's weights. A model has buffers, too, such as the running means
+# of BatchNorm. `self.module.state_dict()` is a dict with both. Its tensors are the model's own, not copies: to change
+# one in place is to change the model.
 
 # %%
-# %%writefile results/live/06_step_1.py
+# %%mine my_ddp.py
+import contextlib
+from functools import partial
+
+import torch
 import torch.distributed as dist
 from torch import nn
 
 
 class MyDDP(nn.Module):
-    def __init__(self, module):
+    def __init__(self, module, all_reduce=dist.all_reduce):
         super().__init__()
-        self.module = module
+        self.module, self.all_reduce = module, all_reduce
+        self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if self.ranks > 1:
+            self.same_weights()
+
+    def same_weights(self):
         raise NotImplementedError
 
     def forward(self, *inputs):
@@ -120,9 +105,12 @@ class MyDDP(nn.Module):
     def finish(self):
         pass
 
+    def no_sync(self):
+        return contextlib.nullcontext()
+
 
 # %%
-check.same_weights("results/live/06_step_1.py")
+check.same_weights("mine/my_ddp.py")
 # check.same_weights.hint()
 # check.same_weights.solution()
 
@@ -132,384 +120,337 @@ check.same_weights("results/live/06_step_1.py")
 # %%
 my_weights = None  # "the same" or "not the same"
 
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
-#     --wrapper none {check.same_weights.trains} --steps {steps} \
-#     --out results/live/06_start.json
+# %% [markdown]
+# The program runs in one process and on the ranks, with your class as it is now. Are the ranks one model? Is it the
+# model of one process?
 
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-proofs = {"no wrapper": results("start")["none"],
-          labelled(check.same_weights, "step 1"): results("start")[check.same_weights.trains]}
-show.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
-               "How far the ranks' models are apart", synthetic)
-lesson.figure("A line that starts above 0: the ranks begin with different weights. A line that "
-              "rises: their updates differ. One model on all ranks would be a line that stays at "
-              "0.")
-at_the_end = results("start")[check.same_weights.trains]["between_ranks"][-1]
-lesson.predicted(my_weights, "not the same" if at_the_end else "the same")
+# %%
+few = f"--images {192 * updates} --batch 192"
+alone, step_1 = one_process.compare(check.same_weights.program(), few.split(), [ranks], updates)
+print(step_1)
+lesson.predicted(my_weights, "the same" if step_1.one_model else "not the same")
+
 
 # %% [markdown]
 # **Same weights + same updates = same weights.** A broadcast gives the same weights, but not the same updates: each
-# rank has its own images, so its own gradients, so its own updates. (Without a wrapper the updates differ, too. That
-# line is flat all the same: it shows the largest difference of a weight, which comes from the different first weights.)
+# rank has its own images, so its own gradients, so its own updates.
+#
+# `train.py` seeds all ranks alike, so its ranks would begin alike without step 1, too. A program that loads a
+# checkpoint on rank 0 alone, or gives each rank a seed of its own, would not.
 #
 # ## Step 2: the mean gradient
 #
-# `dist.all_reduce(tensor)` adds the tensor up over all ranks, and leaves the sum on each.
+# `self.all_reduce(tensor)` is your ring of lesson [04](04_collectives.ipynb), which the program passes in. It adds the
+# tensor up over all ranks, and leaves the sum on each, in place.
 #
 # Write `finish()`: when it returns, every `parameter.grad` is the **mean** over all ranks. A frozen parameter has no
-# gradient: its `.grad` is `None`. (Begin with your class of step 1.)
+# gradient: its `.grad` is `None`.
+#
+# `%%mine my_ddp.py MyDDP` puts the cell's method into your class, in the place of the one that has its name.
 
 # %%
-# %%writefile results/live/06_step_2.py
-import torch.distributed as dist
-from torch import nn
-
-
-class MyDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        ...  # as in step 1
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def finish(self):
-        raise NotImplementedError
+# %%mine my_ddp.py MyDDP
+def finish(self):
+    raise NotImplementedError
 
 
 # %%
-check.mean_gradients("results/live/06_step_2.py")
+check.mean_gradients("mine/my_ddp.py")
 # check.mean_gradients.hint()
 # check.mean_gradients.solution()
 
 # %% [markdown]
 # Now the ranks should stay together. But is their model the one that **one process** trains on the whole batches?
 #
-# **Predict.** How large is the largest difference between a weight of the ranks and the same weight of one process,
-# after the last update: exactly 0, about 1e-8, or about 1e-2?
+# **Predict.** How far are the ranks' weights from those of one process: not at all, in the last digits, or further?
 
 # %%
-my_difference = None  # 0, 1e-8 or 1e-2
+my_distance = None  # "not at all", "in the last digits" or "further"
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
-#     --wrapper {check.mean_gradients.trains} --steps {steps} \
-#     --out results/live/06_mean.json
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py \
-#     --step scale --out results/live/06_scale.json
+_, step_2 = one_process.compare(check.mean_gradients.program(), few.split(), [ranks], updates)
+print(step_2)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-mean = results("mean")[check.mean_gradients.trains]
-lesson.predicted(my_difference, mean["from_one_process"][-1])
-lesson.table([{"the loss is the … over a rank's images": row["loss"],
-               "over the ranks we take the …": row["over_ranks"],
-               "times the gradient of the whole batch": f"{row['times']:.3f}"}
-              for row in results("scale")["scale"]])
+show.proof({f"step 1 ({check.same_weights.whose})": (alone, step_1),
+            f"step 2 ({check.mean_gradients.whose})": (alone, step_2)})
+lesson.figure("The norm of the difference of all weights, relative to their norm. After step 1 each rank goes its own "
+              "way. After step 2 the ranks stay with one process.")
+lesson.predicted(my_distance, show.how_far(alone, step_2))
 
 # %% [markdown]
-# A float32 number has about seven digits. The ranks add the same numbers in a different order, so the last digits may
-# differ: this is *rounding*.
+# The comparison runs in float64, which has about 16 digits. The ranks add the same numbers in a different order, so the
+# last digits may differ: this is *rounding*.
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.one_step()
+lesson.figure("Blue: the same on both ranks. This model has one weight w. Its answer is w · image, its loss the squared "
+              f"error, and the learning rate {show.LR:g}.")
+
+
+# %% [markdown]
+# **Why the mean?** PyTorch's losses are a mean over the images. The mean of the ranks' means is the mean over the whole
+# batch, where all ranks have equally many images. DDP always takes the mean. With a loss that is a sum its gradient is N
+# times too small on N ranks, and nothing warns you
+# ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)).
 #
-# **Why do we divide by the number of ranks?** The table shows one batch, four ways. PyTorch's losses are a *mean*
-# over the images: then the ranks need the mean, too. With `reduction="sum"` they need the sum. **DDP always takes the
-# mean**: with a summed loss (last row) its gradient is N times too small on N ranks, and nothing warns you.
+# **What travels?** You may read that DDP synchronises parameters, or their updates. It sends gradients. After the start
+# no parameter travels: all ranks compute the same update.
 #
 # **Who waits?** In each update every rank waits for all others. This is *synchronous* training, and the reason why the
-# result is that of one process. In *asynchronous* training each worker changes shared weights as soon as its own
-# gradient is ready. That gradient belongs to older weights, so the result differs ([13b](13b_fsdp2.ipynb) names the
-# parameter server).
+# result is that of one process.
 #
 # ## Step 3: one message
 #
-# Each all-reduce costs some time, however small the tensor ([04](04_collectives.ipynb)). So pack gradients into one
-# flat tensor, and send that. A **bucket** is a list of parameters: `pack` copies their gradients into a flat tensor,
-# and `unpack` copies them back. Three functions are given:
+# `finish()` now sends a message per parameter, and your program's model has ten. Each all-reduce costs some time,
+# however small the tensor ([04](04_collectives.ipynb)). So pack all gradients into one flat tensor, and send that. A
+# **bucket** is a list of parameters. `pack` copies their gradients into a flat tensor, and `unpack` copies them back.
+#
+# Write `finish()` with **one** all-reduce: of one bucket with all parameters that train (`parameter.requires_grad`).
 
 # %%
-lesson.code(buckets.make_buckets, buckets.pack, buckets.unpack)
-
-# %% [markdown]
-# Write `finish()` with **one** all-reduce for all gradients: use one bucket with all parameters that train
-# (`parameter.requires_grad`). `make_buckets` may give several: it is for step 4.
-
-# %%
-# %%writefile results/live/06_step_3.py
-import torch.distributed as dist
-from torch import nn
-
-from lessons.l06_ddp.buckets import pack, unpack
+# %%mine my_ddp.py MyDDP
+@staticmethod
+def pack(bucket):
+    """One flat tensor [values] of the bucket's gradients; zeros for a parameter without one."""
+    return torch.cat([(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
+                      for parameter in bucket])
 
 
-class MyDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        ...  # as in step 1
+@staticmethod
+def unpack(flat, bucket):
+    """Copy the parts of the flat tensor into the bucket's gradients."""
+    for parameter, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(part.view_as(parameter))
 
-    def forward(self, *inputs):
-        return self.module(*inputs)
 
-    def finish(self):
-        raise NotImplementedError
+def finish(self):
+    raise NotImplementedError
 
 
 # %%
-check.one_message("results/live/06_step_3.py")
+check.one_message("mine/my_ddp.py")
 # check.one_message.hint()
 # check.one_message.solution()
 
 # %% [markdown]
-# **A good place for a break.** Your class trains what one process trains. What follows makes it fast.
+# **A good place for a break.** Your class trains what one process trains.
 #
 # ## Step 4: send while backward goes on
 #
 # Backward begins with the last layer. When the gradients of that layer are ready, those of the first layers are still
-# to come. Do not wait for them: send what is ready. You need three things:
+# to come. Do not wait for them: send what is ready. You need three things.
 #
-# - **buckets**: `make_buckets(module)` puts the last layers into the first bucket;
-# - a **hook**, a function that PyTorch calls when the gradient of a parameter is complete:
-#   `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)`;
-# - **`async_op=True`**: `work = dist.all_reduce(flat, async_op=True)` returns at once, and `work.wait()` waits.
+# - **Buckets.** `make_buckets(module)` puts the last layers into the first bucket.
+# - A **hook**, a function that PyTorch calls when the gradient of a parameter is complete:
+#   `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)`. `partial(function, 3)` is
+#   `function` with its first argument set.
+# - **`async_op=True`.** `work = dist.all_reduce(flat, async_op=True)` returns at once, and `work.wait()` waits. Your
+#   ring cannot be used here, because it returns when all is done. The loss and the accuracy still go through it.
 #
-# Write a hook that sends a bucket when its last gradient is there. Write a `finish()` that waits for all messages,
-# unpacks them, and forgets them. `zero_grad()` sets every `.grad` to `None`, so `None` means: not yet there.
-# (`functools.partial(function, bucket)` is `function` with its first argument set.)
+# Write the hook, `arrived()`: it sends a bucket when its last gradient is there. Register it for each parameter of each
+# bucket. Write a `finish()` that waits for all messages, and unpacks them. In `no_sync()` backward only adds up.
 
 # %%
-# %%writefile results/live/06_step_4.py
-from functools import partial
+# %%mine my_ddp.py MyDDP
+def __init__(self, module, all_reduce=dist.all_reduce):
+    super().__init__()
+    self.module, self.all_reduce, self.communicate = module, all_reduce, True
+    self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+    self.buckets = []
+    if self.ranks > 1:
+        self.same_weights()
+        self.buckets = self.make_buckets(module)
+    raise NotImplementedError  # the hooks
 
-import torch.distributed as dist
-from torch import nn
 
-from lessons.l06_ddp.buckets import make_buckets, pack, unpack
+@staticmethod
+def make_buckets(module, bucket_bytes=64 * 1024):
+    """The parameters that train, in lists of about bucket_bytes; the last layer first, as backward reaches it."""
+    buckets, filled = [[]], 0
+    for parameter in reversed([each for each in module.parameters() if each.requires_grad]):
+        if filled >= bucket_bytes:
+            buckets, filled = [*buckets, []], 0
+        buckets[-1].append(parameter)
+        filled += parameter.nbytes
+    return buckets
 
 
-class MyDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        ...  # as in step 1, and the hooks
+@contextlib.contextmanager
+def no_sync(self):
+    """Within it backward() only adds up: nothing is sent."""
+    self.communicate = False
+    try:
+        yield
+    finally:
+        self.communicate = True
 
-    def forward(self, *inputs):
-        return self.module(*inputs)
 
-    def finish(self):
-        raise NotImplementedError
+def arrived(self, number, parameter):
+    """A gradient of bucket `number` is there."""
+    raise NotImplementedError
+
+
+def finish(self):
+    raise NotImplementedError
 
 
 # %%
-check.overlapped("results/live/06_step_4.py")
+check.overlapped("mine/my_ddp.py")
 # check.overlapped.hint()
 # check.overlapped.solution()
 
 # %% [markdown]
-# ## Step 5: after any backward
-#
-# Two things may still go wrong.
-#
-# - In a *second* backward before the update, `.grad is not None` is true from the first hook on: the first backward has
-#   left its gradients there. So a bucket leaves too early.
-# - A parameter that a forward leaves out gets no gradient. So its bucket is never full. If that happens on one rank
-#   only, the ranks send different buckets at the same time.
-#
-# Make your class right for
-# - a parameter without gradient, on all ranks or on some: `finish()` sends what is left, and `pack` puts zeros there;
-# - one order: all ranks send bucket 0, then 1, then 2;
-# - two `forward()` and `backward()` in turn before one `finish()`: each rank's `.grad` then holds the sum of both, and
-#   `finish()` leaves the mean of these sums over the ranks;
-# - both at once. After the first backward one rank may have sent all its buckets and another only some. The buckets of
-#   the second backward must not meet those of the first.
-#
-# To begin: for each bucket, count the gradients that are still missing, instead of asking whether `.grad` is `None`.
-# And when `forward()` is called after a `backward()`, with no `finish()` between them, another backward comes. What
-# must every rank have sent by then?
-
-# %%
-# %%writefile results/live/06_step_5.py
-from functools import partial
-
-import torch.distributed as dist
-from torch import nn
-
-from lessons.l06_ddp.buckets import make_buckets, pack, unpack
-
-
-class MyDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        ...  # as in step 4, changed
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def finish(self):
-        raise NotImplementedError
-
-
-# %%
-check.any_backward("results/live/06_step_5.py")
-# check.any_backward.hint()
-# check.any_backward.solution()
-
-# %% [markdown]
-# When yours is right, the next cell prints ours, to compare.
-
-# %%
-check.compare()
-
-# %% [markdown]
-# ## DistributedDataParallel
-#
-# DDP does all of this: the broadcast in its constructor, the hooks and buckets in `backward()`, and it waits there,
-# too. When `backward()` returns, every rank has the mean gradient. (On a GPU the messages are in its queue by then,
-# ahead of the update.) So DDP needs no `finish()`. Does it do the same as the five steps?
-#
-# Usually a process has one GPU, or none. Old code gave one process several GPUs. With several `device_ids` DDP now
-# raises a ValueError. Without `device_ids` it trains on the model's GPU alone, and does not say so ([entry
-# 29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-five = [check.same_weights, check.mean_gradients, check.one_message, check.overlapped,
-        check.any_backward]
-trains = " ".join(step.trains for step in five)
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
-#     --wrapper none {trains} ddp --steps {steps} --out results/live/06_all.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-names = {"none": "no wrapper"}
-names |= {step.trains: f"step {step.number} ({step.whose})" for step in five}
-names |= {"ddp": "`DistributedDataParallel`"}
-lesson.table([{"wrapper": text, "between the ranks": lesson.small(proof["between_ranks"][-1]),
-               "from one process": lesson.small(proof["from_one_process"][-1]),
-               "messages an update": f"{proof['messages']:g}"}
-              for name, text in names.items() for proof in [results("all")[name]]])
-mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20
-print(f"{mib:.2f} MiB of gradients")
-
-# %% [markdown]
-# A wrapper trains what one process trains if *between the ranks* is 0 and *from one process* is rounding. The way in
-# which the ranks exchange their gradients then changes only the time.
-#
-# The model here is `main.py`'s LeNet. DDP's first bucket, like ours, holds 1 MiB
-# (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`; the others hold 25 MiB,
-# [manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)), and LeNet's
-# gradients fit into it. So LeNet sends one message, when backward is at its end, and nothing overlaps.
-#
-# In its first step DDP sends all gradients in one bucket, and notes the order in which they come. Then it makes new
-# buckets in that order. (With `find_unused_parameters=True` it keeps its first buckets.) So never time the first step.
-#
-# ## Your DDP trains CIFAR-10
-#
-# `main.py --wrapper FILE.py:CLASS` puts a class in the place of `DistributedDataParallel`. The rest is the same: data,
-# seed, evaluation, log. The class of your furthest step that is right trains here, in turns with DDP.
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-whose = check.kept()
-lesson.verdict(f"The class in results/live/06_my_ddp.py is **{whose}**"
-               f"{f', of step {check.kept_step()}' if check.kept_step() else ''}.")
-common = f"--samples {samples} --test-samples 2000 --epochs {epochs}"
-
-# %% [markdown]
-# **Predict.** How many images a second does this `MyDDP` train, as a share of `DistributedDataParallel`'s?
-
-# %%
-my_share = None  # 1 means as fast as DDP
-
-# %%
-out, mine = "results/live/06", "--wrapper results/live/06_my_ddp.py:MyDDP"
-# !rm -rf {out} && mkdir {out}
-# !for turn in 1 2; do \
-#     torchrun --nproc_per_node={ranks} main.py {common} {mine} \
-#         --save-model {out}/mine.pt --log-file {out}/mine-$$turn.jsonl && \
-#     torchrun --nproc_per_node={ranks} main.py {common} \
-#         --save-model {out}/theirs.pt --log-file {out}/theirs-$$turn.jsonl \
-#     || exit; done
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-both = {text: pd.concat(runs.read_run(f"{out}/{name}-{turn}.jsonl") for turn in (1, 2))
-        for name, text in (("mine", f"MyDDP ({whose})"), ("theirs", "DistributedDataParallel"))}
-show.speeds(both)
-lesson.figure("Each point is an epoch, and the bar is the median. The first epoch of each run is "
-              "left out, because it is slower. This picture alone does not say which class is "
-              "faster.")
-share = compare.of_separate_runs(*map(show.warm, both.values()))
-lesson.predicted(my_share, share.median)
-lesson.verdict(f"Images a second of MyDDP, by those of DDP: {share}.")
-saved = [torch.load(f"{out}/{name}.pt", weights_only=True) for name in ("mine", "theirs")]
-apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in saved[0])
-print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
-
-# %% [markdown]
-# The launches took turns, but two pairs are fewer than the six that the rule of lesson [01](01_measure.ipynb) needs.
-# So we treat them as separate runs: the brackets hold the smallest and the largest ratio of two epochs.
-#
-# On two ranks each sum has two numbers, so both runs end with the same weights, to the last bit. On more ranks the
-# weights may differ by rounding.
-#
-# More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
-# notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
-# al., VLDB 2020](https://arxiv.org/abs/2006.15704)).
-#
 # ## Overlap, seen
 #
-# Now a larger model: six layers of `width` × `width`. The program notes when each message was sent and when it came
-# back. We draw three steps: DDP with small buckets (`bucket_cap_mb` sets their size, the first one's too), DDP with a
-# single bucket for everything, and `MyDDP`.
-#
-# One thing differs from GPUs. There, sending needs only a small part of the GPU. Here **the same cores compute and
-# send**.
-#
-# **Predict.** Which of DDP's two steps is shorter on this machine?
+# Your program now runs on a network of 150 Mbit/s ([04](04_collectives.ipynb) has the dial), once with step 3 and once
+# with step 4. Both runs are filmed. Step 3 sends by your ring: on two ranks its all-reduce is two messages to the
+# neighbour, and two from it.
 
 # %%
-my_step = None  # "small buckets", "one bucket" or "no significant difference"
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py \
-#     --step timeline --bucket-mb 4 1000 --width {width} {mine} \
-#     --out results/live/06_timeline.json
+why = dial.missing()  # None where this machine has a dial, else a line that says why not
+run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
+paced = f"{run} torchrun --nproc_per_node=2 -m course.dial --rate 150mbit -m doctor --steps 3:4"
+step_3, step_4 = check.one_message.program(), check.overlapped.program()
+# !{paced} --film {folder}/06_film_3.json {step_3} --images 960 --epochs 1 2> results/live/06_film_3.txt
+# !{paced} --film {folder}/06_film_4.json {step_4} --images 960 --epochs 1 2> results/live/06_film_4.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-drawn = results("timeline")["timeline"]
-plots.timelines.one_below_another(
-    {show.buckets(run, whose): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
-lesson.figure("One step of rank 0 each. With small buckets orange bars (messages under way) lie "
-              "below the dark blue one (backward). With one bucket the message leaves when "
-              "backward has ended.")
-lesson.predicted(my_step, show.shorter(*drawn[:2]))
-lesson.table(show.overlap(drawn, whose))
-lesson.verdict(show.against_one(*drawn[:2]))
+whose = {step: "recorded" if why else step.whose for step in (check.one_message, check.overlapped)}
+show.lanes({f"Step 3: one message ({whose[check.one_message]})": f"{folder}/06_film_3.json",
+            f"Step 4: buckets ({whose[check.overlapped]})": f"{folder}/06_film_4.json"}, step=3)
+lesson.figure("The fourth update of the program. Above, the messages leave when backward has ended. Below, the first "
+              "bucket leaves while backward goes on.")
 
 # %% [markdown]
-# - **Blue and green**: rank 0 computes. **Orange**: a message is under way, from the moment when rank 0 sends it until
-#   the result is there. The messages are numbered.
-# - **Grey**, `wait`: nothing is left to compute. `backward()`, or `finish()`, waits for the messages under way, and
-#   copies the means back.
-# - The table has the medians over all timed steps. The picture shows one step of each way, the one whose parts are
-#   nearest to the medians. **So do not read from the picture which way is faster**: the verdict decides. *together* is
-#   the median of whole steps, so the parts do not add up to it exactly.
-# - *hidden*: how much shorter `wait` is than with one bucket, in %.
+# The first bucket holds the last layers. They have most of this model's parameters, and backward reaches them first. So
+# most of the bytes travel while the convolutions compute.
 #
-# One bucket hides nothing: it leaves when all gradients are there. Small buckets leave while `backward` goes on. What
-# that gains depends on who sends. Here the same cores compute and send, so `backward` may take longer, and `wait` may
-# not become shorter: the verdict says which differences are significant. A GPU's messages take hardly any of its
-# computing, so there the time of the early messages is saved.
+# ### What each step saves
 #
-# ### Try it
+# All ways now train in turns: without any communication, steps 2 to 4, and DDP itself, on three networks.
 #
-# On such a GPU the size of the buckets decides. Small buckets leave early, but each pays the latency of a message. Which
-# size is best?
+# **Predict.** On which network is step 4 faster than step 3?
+
+# %%
+my_network = None  # "the slow one", "without a limit", "both" or "neither"
+
+# %%
+# !{run} torchrun --nproc_per_node=2 lessons/l06_ddp/ladder.py --rates {rates} --rounds {rounds} \
+#     --out {folder}/06_ladder.json
+ladder = json.loads(Path(f"{folder}/06_ladder.json").read_text())
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.ladder(ladder)
+lesson.figure("Medians. Orange is what the update takes longer than without communication: the ranks wait for it."
+              + (" Recorded." if why else ""))
+lesson.predicted(my_network, show.where_faster(ladder, "step 4", "step 3"))
+lesson.table(show.table(ladder))
+lesson.verdict(show.claims(ladder))
+
+# %% [markdown]
+# - **One message** saves what nine more all-reduces cost.
+# - **Buckets during backward** hide part of the communication. That pays where messages take long, and computing is long
+#   enough to hide them.
+# - **Without a limit** messages over this machine's memory take hardly any time. There is little to hide, and the cores
+#   that compute also send.
+# - **DDP** sends one message here, because its first bucket holds 1 MiB and all gradients fit into it. With
+#   `bucket_cap_mb` they become several, and DDP overlaps as your class does.
+#
+# **Why several buckets?** You may read that buckets make the overlap possible. Hooks and asynchronous messages do: a
+# message per parameter, sent from its hook, would overlap, too, and pay for each message. One bucket pays once, and
+# leaves last. Several buckets are the compromise. Which size is best?
 
 # %%
 lesson.interactive("buckets")
 
+
 # %% [markdown]
+# ## Step 5: after any backward
+#
+# This step is for those who want more. The lesson goes on without it.
+#
+# Your class of step 4 is right where each backward gives each parameter a gradient, on every rank. The check asks for
+# more, one demand after another: find out what is missing from what it says. Your class of step 4 stays in
+# `results/live/06_step_4/`.
+
+# %%
+# %%mine my_ddp.py MyDDP
+def forward(self, *inputs):
+    raise NotImplementedError
+
+
+def arrived(self, number, parameter):
+    raise NotImplementedError
+
+
+def finish(self):
+    raise NotImplementedError
+
+
+# %%
+check.any_backward("mine/my_ddp.py")
+# check.any_backward.hint()
+# check.any_backward.solution()
+
+# %% [markdown]
+# ## DistributedDataParallel
+#
+# DDP does what steps 1 to 4 do: the broadcast in its constructor, the hooks and buckets in `backward()`.
+#
+# **How does DDP wait without a `finish()`?** When its last bucket is full, DDP's hook asks autograd for a callback.
+# Autograd calls it at the end of the whole backward. There DDP waits, and copies the means back ([design
+# notes](https://docs.pytorch.org/docs/stable/notes/ddp.html)). So when `backward()` returns, every rank has the mean
+# gradient. On a GPU the messages are queued before the update.
+#
+# | DDP does, and MyDDP does not | MyDDP does, and DDP does not |
+# |---|---|
+# | sends the buffers of rank 0 before each forward | step 5: takes a parameter that has a gradient on some ranks only; DDP raises an error, unless `find_unused_parameters=True` |
+# | makes its buckets anew after the first update, in the order in which gradients came | leaves to you where the update waits: anything may stand between backward and `finish()` |
+# | can keep gradients as views into the buckets, which saves one copy | sends by any all-reduce that it is given, in steps 2 and 3 |
+# | compares the ranks' parameter shapes at the start | |
+# | compresses buckets, where a communication hook says how | |
+#
+# So never time DDP's first update: its buckets are not the final ones.
+#
+# ## Your DDP trains CIFAR-10
+#
+# Two questions are asked of the whole program, on 2 and on 3 ranks.
+
+# %%
+parts = check.parts()
+if parts == "ours":
+    print("No check has found mine/my_ddp.py right, as it is now: the course's class trains in its place.")
+# !python -m course.one_process --updates {updates} mine/train.py --parts {parts} {few}
+
+# %% [markdown]
+# Then your program trains with your parts, and with PyTorch's.
+
+# %%
+# !torchrun --nproc_per_node={ranks} mine/train.py --parts {parts} --epochs {epochs}
+# !torchrun --nproc_per_node={ranks} mine/train.py --parts torch --epochs {epochs}
+
+# %% [markdown]
+# The same losses, and the same accuracy. The line of parts says whose `my_ddp` has trained. Of each update less is spent
+# waiting now than with a message per parameter: the ladder has measured it.
+#
+# <details><summary>For reference</summary>
+#
+# - `main.py --device cpu --wrapper mine/my_ddp.py:MyDDP` trains LeNet or a small ResNet with your class.
+# - A process has one GPU, or none. With several `device_ids` DDP raises a ValueError. Without `device_ids` it trains on
+#   the model's GPU alone, and does not say so
+#   ([entry 29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
+# - `bucket_cap_mb` is 25 by default; DDP's first bucket holds 1 MiB.
+# - `state_dict()` lacks buffers made with `persistent=False`. DDP sends those, too.
+# - In *asynchronous* training each worker changes shared weights as soon as its own gradient is ready. That gradient
+#   belongs to older weights, so the result differs.
+# - More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), and the paper that measured
+#   buckets and overlap ([Li et al., VLDB 2020](https://arxiv.org/abs/2006.15704)).
+#
+# </details>
+#
 # ## What to remember
 #
 # 1. Same first weights and the same mean gradient on every rank: so all ranks take the same step, and stay one model.
@@ -518,5 +459,4 @@ lesson.interactive("buckets")
 # 3. Gradients travel in buckets while backward goes on: a hook sends a bucket when its last gradient is there, and the
 #    update waits for all. Every rank sends the same buckets in the same order.
 #
-# **Next:** [07 · Traps and capstone](07_traps.ipynb): when it is *not* the training of one process, and a program of
-# your own.
+# **Next:** [DDP's traps](07_traps.ipynb): when it is *not* the training of one process, and a program of your own.

@@ -162,8 +162,8 @@ options = f"--epochs {epochs} --samples {samples} --test-samples {test_samples}"
 # you have not written it, ours is used.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-ours, mine = Path("lessons/l06_ddp/my_ddp.py"), Path("results/live/06_my_ddp.py")
-yours = mine.exists() and mine.read_bytes() != ours.read_bytes()
+ours, mine = Path("lessons/start/ours/my_ddp.py"), Path("mine/my_ddp.py")
+yours = mine.exists()
 wrapper = f"{mine if yours else ours}:MyDDP"
 
 # %%

@@ -47,7 +47,6 @@ import torch
 
 from course import memory
 from course.compare import ratio
-from lessons.l06_ddp import check as lesson_06
 from examples import minimal_gpt
 from lessons.l16_language_model import check, show
 
@@ -425,9 +424,10 @@ lesson.verdict(f"In GPT-2 the tied weight has {entries:,} × {width} values: "
 my_share = None  # %
 
 # %%
-whose_class = lesson_06.kept()
+mine = Path("mine/my_ddp.py")
+wrapper, whose_class = (mine, "yours") if mine.exists() else ("lessons/start/ours/my_ddp.py", "ours")
 # !torchrun --nproc_per_node={ranks} lessons/l16_language_model/token_speed.py \
-#     --wrapper {lesson_06.MINE}:MyDDP --rounds {rounds} --out {live}_speed.json
+#     --wrapper {wrapper}:MyDDP --rounds {rounds} --out {live}_speed.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 speed = json.loads(Path(f"{live}_speed.json").read_text())
@@ -452,9 +452,9 @@ lesson.verdict(f"MyDDP is {whose_class}.")
 #
 # `main.py --wrapper` puts a class of your own in DDP's place, and asks little of it: `forward`, and `finish()` before
 # the update. The tied weight does no harm: `parameters()` names it once, and the hook runs once, when both parts of its
-# gradient are there. So MyDDP trains what one process trains. Two things it lacks. It has no `no_sync()`, so it sends
-# with each micro-batch: the table counts the bytes. (`main.py --accumulate` therefore refuses a wrapper without it.)
-# And whoever forgets `finish()` before the clip clips gradients that are still on their way.
+# gradient are there. So MyDDP trains what one process trains. This comparison leaves out its `no_sync()`, so it sends
+# with each micro-batch: the table counts the bytes. Whoever forgets `finish()` before the clip clips gradients that are
+# still on their way.
 #
 # ### Exercise: MFU
 #
