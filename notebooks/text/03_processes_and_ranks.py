@@ -393,5 +393,5 @@ print("only with torchrun:", ", ".join(sorted(set(theirs) - set(yours))))
 # 2. One process listens, all ranks connect to it, and find each other there. Then the data goes from rank to rank.
 # 3. Always set a **timeout**. A rank that complains of one has waited for another rank: look at that one.
 #
-# **Next:** [04 · Collectives](04_collectives.ipynb). The ranks have met. Your next part is the message that adds up all
+# **Next:** [04 · Messages](04_collectives.ipynb). The ranks have met. Your next part is the message that adds up all
 # their tensors.

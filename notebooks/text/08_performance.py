@@ -592,8 +592,7 @@ lesson.verdict(f"Eight GPUs, times as fast as one: {of_eight}")
 
 # %% [markdown]
 # One GPU took 20 to 41 s for the same work, so the speed-up is known only roughly. Why it took so long is not known.
-# The tutorial's code prepares the images one at a time, which keeps a GPU waiting: lesson [01](01_measure.ipynb)
-# measures the price.
+# The tutorial's code prepares the images one at a time, which keeps a GPU waiting.
 #
 # ## The puzzle
 #
