@@ -474,7 +474,8 @@ lesson.figure(f"{lesson.some(len(counted['own']), 'rank')} and one model, which 
 # updates.
 
 # %%
-answers = one_process.compare("mine/train.py", ["--images", "768", "--epochs", "2"], ranks=(2, 3), to_end=True)
+options = ["--images", "768", "--batch", "48", "--lr", "0.1", "--epochs", "2"]
+answers = one_process.compare("mine/train.py", options, ranks=(2, 3), to_end=True)
 print(*answers[1:], sep="\n")
 lesson.table(show.same_training(answers))
 
@@ -482,7 +483,7 @@ lesson.table(show.same_training(answers))
 # The losses and accuracies are the same to the last printed digit. Three ranks do not divide the 1,000 test images, and
 # their accuracy is exact all the same. You can ask this of any program that states its global batch:
 #
-#     python -m course.one_process mine/train.py --images 1152
+#     python -m course.one_process mine/train.py --images 768 --batch 48
 #
 # ## For reference
 #
