@@ -12,7 +12,6 @@ from course.plots.style import GREY, PHASES, head, line_style, percent, stacked
 from course.plots.tables import by_run, name_of, need, source_of
 
 
-
 def loss_by_epoch(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Training loss of each run against epoch."""
     return curves(df, "epoch", "loss", "Training loss by epoch", "epoch", "loss (cross-entropy)", ax)

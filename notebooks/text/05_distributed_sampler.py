@@ -474,7 +474,7 @@ lesson.figure(f"{lesson.some(len(counted['own']), 'rank')} and one model, which 
 # updates.
 
 # %%
-options = ["--images", "768", "--batch", "48", "--epochs", "2"]
+options = ["--images", "768", "--batch", "48", "--lr", "0.1", "--epochs", "2"]
 answers = one_process.compare("mine/train.py", options, ranks=(2, 3), to_end=True)
 print(*answers[1:], sep="\n")
 lesson.table(show.same_training(answers))
