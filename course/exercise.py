@@ -2,25 +2,26 @@
 
     from lessons.l05_distributed_sampler import check
 
-    def my_shard(n, rank, world_size):
-        ...                                  # the learner's answer
+    %%mine shard.py
+    def shard(n, rank, world_size, epoch):
+        ...                                  # the learner's answer; the cell becomes mine/shard.py
 
-    check.shard(my_shard)                    # shows what is wrong, or what was shown; never breaks run-all
+    check.shard("mine/shard.py")             # shows what is wrong, or what was shown; never breaks run-all
     check.shard.hint()
     check.shard.solution()
 
 A lesson's check.py makes an exercise from a generator of cases:
 
-    @exercise(solution=shard_by_hand, hint="...", mistakes={"These are blocks ...": blocks, ...})
-    def shard(answer):
+    @exercise(solution=my_gain, hint="...", mistakes={"That is the share ...": share, ...})
+    def gain(answer):
         '''What the learner has shown, as one sentence: printed after "Right."'''
-        for n, rank, world_size in [(20, 0, 2), (21, 1, 2)]:
-            got, right = answer(n, rank, world_size), list(DistributedSampler(...))
-            yield Case(got, right, f"With n={n} ... you gave {got}, the sampler gives {right}.")
+        for part, times in [(0.5, 2), (0.9, 10)]:
+            got, right = answer(part, times), 1 / (1 - part + part / times)
+            yield Case(got, right, f"With {part} ... you gave {got}, and it is {right}.")
 
 The check runs the learner's answer. Only if a case is wrong does it run the typical mistakes on the same cases; the
 message of the one that behaves the same explains the error. A mistake is a function or, where a line of the solution
-makes the difference, mistake(shard_by_hand, {"this": "that"}). `exercise_on_ranks` in course/on_ranks.py does the same
+makes the difference, mistake(my_gain, {"this": "that"}). `exercise_on_ranks` in course/on_ranks.py does the same
 for answers that run on ranks.
 """
 

@@ -37,6 +37,11 @@ class Question:
     def is_file(self) -> bool:
         return PurePosixPath(self.given).suffix in (".py", ".sh", ".sbatch")
 
+    @property
+    def in_a_cell(self) -> str:
+        """What a cell that answers it names: `%%mine shard.py` writes mine/shard.py."""
+        return self.given.removeprefix("mine/")
+
 
 @dataclass
 class Paper:
@@ -143,6 +148,6 @@ def paper(notebook: NotebookNode, lesson: str, beside: Path) -> Paper:
 
 def shown(made: Paper, question: Question) -> str:
     """What was handed in for a question, and the cells that name none."""
-    names = {each.given for each in made.questions}
-    answer = [cell for _, cell in made.own if question.given in cell] or [made.files.get(question.given, "")]
+    names = {each.in_a_cell for each in made.questions}
+    answer = [cell for _, cell in made.own if question.in_a_cell in cell] or [made.files.get(question.given, "")]
     return "\n\n".join(answer + [cell for _, cell in made.own if not any(name in cell for name in names)])

@@ -140,7 +140,7 @@ def main(descriptor: int, limit: int) -> None:
         if outcome == "untried" or "NameError" in message:  # a cell that could not be run is why
             for number, why in failed.items():
                 source = paper.own[number][1].strip()
-                if re.search(rf"\b{re.escape(question.given)}", source):
+                if re.search(rf"\b{re.escape(question.in_a_cell)}", source):
                     outcome = "wrong"
                     message += f" The cell `{source.splitlines()[0][:60]}` could not be run: {why}"
         tell([question.name, outcome, message[:WORDS]])

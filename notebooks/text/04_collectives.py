@@ -487,7 +487,8 @@ with messages.recorded() as events:
 # !torchrun --nproc_per_node=3 mine/train.py --epochs {epochs} --images 1536
 
 # %% [markdown]
-# The losses are the same. The first line of each run says whose parts it has. And the number that is better:
+# The losses agree to rounding: in float32 a sum in another order may differ in its last digit. The first line of each
+# run says whose parts it has. And the number that is better:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.verdict(show.ring_verdict(race))

@@ -330,6 +330,17 @@ lesson.table(show.same_program())
 # | a file with [`module.`](../gallery/module_prefix.py) or [`_orig_mod.`](../gallery/compiled_prefix.py) | at loading | `consume_prefix_in_state_dict_if_present(state, "module.")` of `torch.nn.modules.utils` |
 # | a file from GPU 0 [fills GPU 0](../gallery/map_location.py) | `nvidia-smi` | `torch.load(file, map_location="cpu")` |
 #
+# **Uneven inputs.** If one rank has more batches than the others, its `backward()` waits for their all-reduces until the
+# timeout. Or it meets the first `backward()` of their next epoch: then nothing waits, and the ranks are one step apart.
+# There are three repairs.
+#
+# - *Pad or drop*, as `DistributedSampler` does. With momentum or Adam take one of these.
+# - [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html): within `with Join([ddp_model]):` a
+#   rank without images answers DDP's all-reduces with zeros, and each image counts once. It answers no `all_reduce` of
+#   your own. Such a rank makes no optimizer step, so its momentum differs from then on.
+# - *Weight by images*, where batches differ in size: all-reduce the count, then call `backward()` on the sum of the
+#   losses × world size / count. DDP divides by the world size.
+#
 # DDP sends rank 0's buffers, such as BatchNorm's running means, to all ranks before each forward
 # (`forward_sync_buffers`, before PyTorch 2.13 `broadcast_buffers`). With a GPU for each rank say
 # `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. A rank of DDP holds the whole model, its
