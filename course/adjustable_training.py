@@ -28,7 +28,7 @@ class Setting:
 
     batch_size: int = 64  # images a backward, for each rank
     threads: int = 1
-    one_by_one: bool = False  # images fetched and transformed singly, as lessons/l01_one_device/textbook.py does
+    one_by_one: bool = False  # images fetched and transformed singly, as scripts/measure/textbook.py does
     fused: bool = True  # the optimizer: one pass over all weights
     bf16: bool = False
     channels_last: bool | None = None  # None: as main.py, on a CPU

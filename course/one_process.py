@@ -56,6 +56,8 @@ class Recorder:
         self.gradients: list[Values] = []
         self.weights: list[Values] = []
         self.apart: list[str] = []
+        self.over = False
+        """set it, and no later update is noted; hooks of others may not change while they run"""
         self._done, self._depth = after, 0
         self._modules: set[nn.Module] = set()
         self._parameters: dict[int, tuple[str, nn.Parameter]] = {}
@@ -83,6 +85,8 @@ class Recorder:
             self._parameters.setdefault(id(parameter), (name, parameter))
 
     def _before(self, optimizer, *_):
+        if self.over:
+            return
         self._depth += 1
         if self._depth == 1:
             self.first = self.first or self._copies(lambda parameter: parameter)
@@ -90,6 +94,8 @@ class Recorder:
                 lambda parameter: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad))
 
     def _after(self, *_):
+        if self.over:
+            return
         self._depth -= 1
         if not self._depth:
             self.weights.append(self._copies(lambda parameter: parameter))
@@ -278,7 +284,7 @@ def record(args) -> None:
         torch.save(vars(recorder.record()), file.with_suffix(".new"))
         file.with_suffix(".new").replace(file)  # whole, whenever the rank is ended
         if len(recorder.weights) == args.updates:
-            recorder.__exit__()
+            recorder.over = True
             if not args.to_end:
                 shortcuts.exit_now()
 

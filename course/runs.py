@@ -255,25 +255,6 @@ def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().reindex(columns=TABLE_COLUMNS)
 
 
-def command_parts(df: pd.DataFrame) -> pd.DataFrame:
-    """Where the seconds of whole commands went, one row per run.
-
-    `df`, of `read_runs`, needs one more column, `command_seconds`: the duration of the whole command, of which a log
-    knows only the part after it was opened. Columns of the result, in seconds: `training`, `evaluating` (and logging):
-    sums over all epochs; `once`: the rest, start and end; `whole`: `command_seconds`; `epoch`: the median of an epoch
-    with its evaluation. Missing where the log holds fewer than two epochs.
-    """
-    rows = []
-    for _, epochs in df.groupby([key for key in RUN_KEYS if key in df], sort=False, dropna=False):
-        between = epochs["time"].diff()  # from the end of an epoch to that of the next
-        training = epochs["seconds"].sum(min_count=1)
-        evaluating = (between - epochs["seconds"]).median() * len(epochs)
-        whole = epochs["command_seconds"].iloc[-1]
-        rows.append({"label": epochs["label"].iloc[-1], "once": whole - training - evaluating, "training": training,
-                     "evaluating": evaluating, "whole": whole, "epoch": between.median()})
-    return pd.DataFrame(rows)
-
-
 def updates_per_epoch(samples: int, ranks: int, batch_size: int) -> int:
     """Steps of each rank: the sampler pads the shards to one length, and the last batch may be smaller."""
     return math.ceil(math.ceil(samples / ranks) / batch_size)

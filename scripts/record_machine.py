@@ -1,6 +1,6 @@
 """Records what this machine does in results/recorded/NAME/, with a README. scripts/record starts it.
 
-The tests marked gpu, the main.py commands of lesson 07 with its measured ceiling, and a short benchmark. All of it, or
+The tests marked gpu, the main.py commands of lesson 08 with its measured ceiling, and a short benchmark. All of it, or
 nothing: a run that fails ends this program. (Tests may fail: the recording then says which.)
 
 Exit status: 0 recorded, 1 a run failed, 2 bad input, 130 stopped by Ctrl-C.
@@ -26,7 +26,7 @@ from course.lesson import ROOT, some
 
 RECORDED = Path("results/recorded")
 LIMIT = 1800  # seconds, for one command
-TRAINING = "--epochs 6 --samples 6144 --test-samples 2000"  # those of lesson 07
+TRAINING = "--epochs 6 --samples 6144 --test-samples 2000"  # those of lesson 08
 QUICK = "--epochs 2 --samples 640 --test-samples 200"
 
 
@@ -96,7 +96,7 @@ def readme(name, printed, quick, facts):
     quick_line = "\n- **The times say nothing**: recorded with `--quick`, to try the recording out." if quick else ""
     return f"""# {name}
 
-The runs of lesson 07, LeNet on CIFAR-10 (or the synthetic set, as each log says), one thread a process.
+The runs of lesson 08, LeNet on CIFAR-10 (or the synthetic set, as each log says), one thread a process.
 
 {lines}{quick_line}
 - **Command**: `scripts/record {name}{' --quick' * quick}`.

@@ -38,7 +38,7 @@ ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
 CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
-DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # ways through the lessons
+DAY, JOB = ("00", "05", "06", "12"), ("03", "07", "08", "10", "11", "12")  # ways through the lessons
 
 CARD = """::::{{container}} lesson
 {picture}

@@ -1,10 +1,10 @@
-"""Draws the machines of a class in one picture, from the logs that lesson 07 left: scripts/class_board starts it.
+"""Draws the machines of a class in one picture, from the logs that lesson 08 left: scripts/class_board starts it.
 
     scripts/class_board handed-in               a folder with a subfolder for each learner
     scripts/class_board handed-in --watch 10    again whenever a file has changed, until Ctrl-C
 
 A line of the picture joins runs of one folder that differ only in their number of ranks. The board shows
-machines, not people: a name is shown only if its learner wrote one (lesson 07, board_name). Each log that is not drawn
+machines, not people: a name is shown only if its learner wrote one (lesson 08, board_name). Each log that is not drawn
 is named, and why.
 
 Into --out go board.png, board.csv, and index.html, which shows the picture.

@@ -15,7 +15,7 @@ ARROWS = {  # a room imports these, and what these import; tests import all
     "trainer": {"root"}, "root": {"trainer"}, "examples": set(), "doctor": set()}
 TORCHLESS = ["trainer.files", "trainer.options", "course.console", "course.interactive", "course.lesson",
              "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs",
-             "lessons.l03_processes_and_ranks.ranks_meet"]
+             "lessons.l03_processes_and_ranks.acting"]
 
 
 def our_modules(root):

@@ -17,7 +17,7 @@ from doctor.detectors import ERRORS
 from doctor.explain import KNOWN
 from gallery import guide
 from gallery.table import read_messages, read_table
-from lessons.l06b_ddp_traps import test_capstone
+from lessons.l07_traps import capstone, test_capstone
 from tests import runner
 
 ABORTED = "terminate called without an active exception"  # by gloo, when all is over: TROUBLESHOOTING, entry 28
@@ -210,30 +210,28 @@ def test_a_parameter_that_has_gone_leaves_its_number_to_no_other():
 # ---------------------------------------------------------------------------------------------------- the capstone
 
 
-# mistake of lesson 06b's test_capstone.py: the finding; what the others do is no event, or ends in a plain error
+# mistake of lesson 07's test_capstone.py: the finding; what the others do is no event, or ends in a plain error
 CAPSTONE = {
     "never met": "no_group", "no sampler": "same_data", "shards overlap": "same_data", "same order": "set_epoch",
     "not wrapped": "not_wrapped", "raw model called": "ddp_module", "always no_sync": "unsynchronised_step",
     "padded evaluation": "padded_evaluation", "images left out": "missing_data", "all save": "every_rank_writes",
     "module.": "module_prefix", "only rank 0 wraps": "hang_rank_0", "more steps on one rank": "hang_uneven",
-    "another size": "stall", "rank 1 hangs": "stall", "rank 1 dies": "wrong_traceback",
+    "rank 1 hangs": "stall", "rank 1 dies": "wrong_traceback",
 }
 
 
 def on_small_sets(program, folder):
-    """The program with the few images that the capstone's check gives it, saving there."""
-    imported = "from torchvision.datasets import MNIST, FakeData\n"
-    small = ("from lessons.l06b_ddp_traps import capstone_rank\n"
-             "MNIST = lambda root, train=True, *rest, **options: capstone_rank.small_sets()[not train]\n")
-    assert imported in program
-    return written(folder, program.replace(imported, small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
+    """The program, saving there, and its options: the few images that the capstone's check gives it."""
+    capstone.write_mnist(folder / "data")
+    path = written(folder, program.replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
+    return path, "--data", folder / "data"
 
 
 @pytest.mark.weekly
 @pytest.mark.parametrize("name", CAPSTONE)
 def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
     program = test_capstone.edited(test_capstone.MISTAKES[name][0])
-    done, names = doctor(3, on_small_sets(program, tmp_path), folder=tmp_path, timeout=8)
+    done, names = doctor(3, *on_small_sets(program, tmp_path), folder=tmp_path, timeout=8)
     assert names == [CAPSTONE[name]] and done.returncode, done.stderr
 
 
@@ -242,7 +240,7 @@ def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
 def test_a_right_capstone_gets_none(name, tmp_path):
     start = runner.torchrun if "in parallel" in name else runner.run  # forked ranks cannot have workers
     program = on_small_sets(test_capstone.edited(test_capstone.RIGHT[name]), tmp_path)
-    done, names = doctor(3, program, folder=tmp_path, start=start)
+    done, names = doctor(3, *program, folder=tmp_path, start=start)
     assert names == [] and (done.returncode == 0 or ABORTED in done.stderr), done.stderr
     assert "own look" not in done.stderr
 

@@ -84,7 +84,7 @@ def test_what_the_answer_s_file_has_imported_is_replaced_too(tmp_path):
 
 def test_the_sampler_is_refused_where_it_is_to_be_done_without_and_a_tuple_will_do_for_a_list():
     shard, init = EXERCISES["05-shard"], DistributedSampler.__init__
-    assert shard.verdict(lambda n, rank, ranks: list(DistributedSampler(range(n), ranks, rank)))[0] == "wrong"
+    assert shard.verdict(lambda n, rank, ranks, epoch: list(DistributedSampler(range(n), ranks, rank)))[0] == "wrong"
     assert shard.verdict(lambda *case: tuple(shard.answer(*case)))[0] == "right"
     assert DistributedSampler.__init__ is init
 

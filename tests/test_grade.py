@@ -29,21 +29,20 @@ def can_shield():
 
 
 needs_shield = pytest.mark.skipif(not can_shield(), reason="bubblewrap makes no room here")
-SHARD = "import math\n\n\n" + inspect.getsource(lesson_05.my_shard)
-BLOCKS = inspect.getsource(lesson_05.blocks).replace("def blocks", "def my_shard")
-BACKWARD = ("import torch\nimport torch.distributed as dist\nfrom torch.nn.functional import cross_entropy\n\n\n"
-            + inspect.getsource(lesson_05.backward))
+SHARD, EVALUATE = (f"%%mine {part}.py\n" + (ROOT / f"lessons/start/ours/{part}.py").read_text(encoding="utf-8")
+                   for part in ("shard", "evaluate"))
+BLOCKS = "%%mine shard.py\nimport torch\n\n\n" + inspect.getsource(lesson_05.blocks).replace("def blocks", "def shard")
+ONE = "%%mine evaluate.py\ndef evaluate(model, batch, n, rank, world_size, all_reduce):\n    return 1"
+HANGING = "%%mine shard.py\ndef shard(*asked):\n    while True:\n        pass"
 
 
-def hand_in(path, *shard, backward=None):
-    """A notebook of lesson 05 with these cells in place of the first stub, and this text in the file of the third."""
+def hand_in(path, *shard, evaluate=None):
+    """A notebook of lesson 05 with these cells in place of the first stub, and this one in place of the second."""
     notebook = nbformat.read(notebooks()["05"], as_version=4)
-    for cell in notebook.cells:
-        if backward and cell.source.startswith("%%writefile results/live/05_backward.py"):
-            cell.source = f"%%writefile results/live/05_backward.py\n{backward}"
-    stub = next(number for number, cell in enumerate(notebook.cells) if cell.source.startswith("def my_shard"))
-    if shard:
-        notebook.cells[stub:stub + 1] = map(nbformat.v4.new_code_cell, shard)
+    for part, cells in (("shard", shard), ("evaluate", [evaluate] if evaluate else [])):
+        stub = next(number for number, cell in enumerate(notebook.cells) if cell.source.startswith(f"%%mine {part}.py"))
+        if cells:
+            notebook.cells[stub:stub + 1] = map(nbformat.v4.new_code_cell, cells)
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
 
@@ -64,23 +63,24 @@ def tables(folder):
 def test_the_tables_of_a_class(tmp_path, monkeypatch):
     monkeypatch.setattr(shield, "LIMIT", 10)
     folder, out = tmp_path / "in", tmp_path / "out"
-    hand_in(folder / "solved" / "notebooks" / "05.ipynb", SHARD, backward=BACKWARD)
-    hand_in(folder / "wrong.ipynb", BLOCKS, backward="def backward(model, images, labels):\n    return 1")
+    hand_in(folder / "solved" / "notebooks" / "05.ipynb", SHARD, evaluate=EVALUATE)
+    hand_in(folder / "wrong.ipynb", BLOCKS, evaluate=ONE)
     hand_in(folder / "empty.ipynb")
-    hand_in(folder / "hanging.ipynb", "def my_shard(*asked):\n    while True:\n        pass", backward=BACKWARD)
-    hand_in(folder / "leaving.ipynb", "import os\n\n\ndef my_shard(*asked):\n    os._exit(3)", backward=BACKWARD)
+    hand_in(folder / "hanging.ipynb", HANGING, evaluate=EVALUATE)
+    hand_in(folder / "leaving.ipynb", "%%mine shard.py\nimport os\n\n\ndef shard(*asked):\n    os._exit(3)",
+            evaluate=EVALUATE)
     (folder / "broken.ipynb").write_text(notebooks()["05"].read_text()[:5000])
     (tmp_path / "class.txt").write_text("solved\nzoe\n")
     assert grade(monkeypatch, folder, "--lesson", "05", "--class", tmp_path / "class.txt", "--out", out) == 0
     grades, answers = tables(out)
-    expected = {"solved": (2, 0, 1), "wrong": (0, 2, 1), "empty": (0, 0, 3), "hanging": (1, 1, 1), "leaving": (1, 1, 1)}
+    expected = {"solved": (2, 0, 0), "wrong": (0, 2, 0), "empty": (0, 0, 2), "hanging": (1, 1, 0), "leaving": (1, 1, 0)}
     for name, counts in expected.items():
         row = grades.loc[(name, "05")]
-        assert (row.right, row.wrong, row.untried) == counts and row["of"] == 3, name
-    assert [grades.loc[(name, "05"), "percent"] for name in ("solved", "hanging", "wrong")] == [66.67, 33.33, 0]
+        assert (row.right, row.wrong, row.untried) == counts and row["of"] == 2, name
+    assert [grades.loc[(name, "05"), "percent"] for name in ("solved", "hanging", "wrong")] == [100, 50, 0]
     assert grades.loc[[("broken", "05"), ("zoe", "05")], "percent"].isna().all()
     assert set(grades.index.get_level_values(0)) == {*expected, "broken", "zoe"}
-    assert dict(answers.loc["solved"].outcome) == {"shard": "right", "stream": "untried", "gradient": "right"}
+    assert dict(answers.loc["solved"].outcome) == {"shard": "right", "evaluate": "right"}
     assert answers.loc[("hanging", "shard"), "outcome"] == answers.loc[("leaving", "shard"), "outcome"] == "wrong"
     [reason] = [message for message, wrong in lesson_05.shard.mistakes.items() if wrong is lesson_05.blocks]
     assert reason in answers.loc[("wrong", "shard"), "why"]
@@ -101,14 +101,13 @@ def test_grades_csv_has_a_row_of_each_learner_where_nothing_could_be_graded(tmp_
 # What stands in a notebook in place of the stub, cell by cell. Each is right in the learner's own notebook.
 HABITS = {
     "a cell that raises": ["1 / 0", SHARD], "a cell that hangs": ["while True: pass", SHARD],
-    "half a cell, mended below": ["def my_shard(n, rank:", SHARD], "sys.exit": ["import sys\nsys.exit()", SHARD],
-    "magics and commands": ["%load_ext autoreload\n%cd results\nfiles = !ls\n!exit 1", "%%bash\nexit 1",
+    "half a cell, mended below": ["%%mine shard.py\ndef shard(n, rank:", SHARD],
+    "sys.exit": ["import sys\nsys.exit()", SHARD],
+    "magics and commands": ["%load_ext autoreload\n%cd results\n%cd ..\nfiles = !ls\n!exit 1", "%%bash\nexit 1",
                             "%%time\n" + SHARD],
-    "a helper, and the lesson's import": [
-        "def each(n, world_size):\n    return -(-n // world_size)",
-        "def my_shard(n, rank, world_size):\n    end = rank + world_size * each(n, world_size)\n"
-        "    return torch.arange(rank, end, world_size) % n"],
-    "a check called": [SHARD, "check.shard(my_shard)\ncheck.shard.hint()"],
+    "a file written by hand, with the lesson's import": [
+        f"text = {SHARD.partition(chr(10))[2]!r}", "Path('mine/shard.py').write_text(text)"],
+    "a check called": [SHARD, 'check.shard("mine/shard.py")\ncheck.shard.hint()'],
 }
 
 
@@ -128,8 +127,9 @@ def test_what_an_answer_can_reach(tmp_path, monkeypatch):
     """No file of the teacher's or of another learner, no network, no place to write but its desk."""
     monkeypatch.setattr(shield, "LIMIT", 20)
     (tmp_path / "mine.txt").write_text("mine")
-    reach = f"""import os, socket
-def my_shard(*asked):
+    reach = f"""%%mine shard.py
+import os, socket
+def shard(*asked):
     assert not os.path.exists({str(tmp_path / "mine.txt")!r}) and not os.path.exists({str(ROOT / "results")!r})
     for name in ({str(ROOT / "course" / "new.py")!r}, "/usr/new"):
         try:
@@ -166,15 +166,15 @@ def test_a_lesson_s_own_notebook_has_each_question_and_nothing_of_a_learner(less
 
 
 def test_the_capstone_of_a_copy_is_found_where_lessons_write_it(tmp_path):
-    (tmp_path / "results" / "live").mkdir(parents=True)
-    (tmp_path / "results" / "live" / "06b_program.py").write_text("import torch\n")
-    paper = handed_in.paper(handed_in.read(notebooks()["06b"]), "06b", tmp_path / "notebooks")
-    assert paper.files == {"06b_program.py": "import torch\n"}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/capstone.py").write_text("import torch\n")
+    paper = handed_in.paper(handed_in.read(notebooks()["07"]), "07", tmp_path / "notebooks")
+    assert paper.files == {"mine/capstone.py": "import torch\n"}
 
 
 @needs_shield
 def test_ctrl_c_ends_the_answers_that_are_judged_and_leaves_no_process(tmp_path):
-    hand_in(tmp_path / "in" / "ada.ipynb", "def my_shard(*asked):\n    while True: pass")
+    hand_in(tmp_path / "in" / "ada.ipynb", HANGING)
     going = subprocess.Popen([sys.executable, "teach/grade.py", tmp_path / "in", "--out", tmp_path / "out"], cwd=ROOT,
                              env=runner.environment(PYTHONPATH=str(ROOT)), stdout=subprocess.DEVNULL)
     try:

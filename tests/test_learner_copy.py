@@ -72,26 +72,24 @@ def test_nothing_in_it_imports_or_links_to_a_file_that_it_lacks(copy):
 ANSWERED = """
 import json
 from lessons.l05_distributed_sampler import check
-from answers import blocks, my_shard
-print(json.dumps([check.shard.verdict(None), check.shard.verdict(my_shard), check.shard.verdict(blocks),
-                  check.gradient.verdict("backward.py")]))
+from answers import blocks, shard
+print(json.dumps([check.shard.verdict(None), check.shard.verdict(shard), check.shard.verdict(blocks),
+                  check.evaluate.verdict("evaluate.py")]))
 """
 
 
 def test_an_answer_in_it_is_judged_as_in_the_course(copy, tmp_path):
     """A packed module hands its mistakes to forked processes by name."""
-    (tmp_path / "answers.py").write_text("import math\n\n\n" + "\n\n".join(map(inspect.getsource, (
-        lesson_05.my_shard, lesson_05.blocks))))
-    (tmp_path / "backward.py").write_text(
-        "from torch.nn.functional import cross_entropy\n\n\n"
-        + inspect.getsource(lesson_05.mean_of_own).replace("mean_of_own", "backward"))
+    (tmp_path / "answers.py").write_text("import torch\n\n\n" + "\n\n".join(map(inspect.getsource, (
+        lesson_05.our_shard, lesson_05.blocks))))
+    reason, own = list(lesson_05.evaluate.mistakes.items())[3]  # of its own images; an edit of the solution's text
+    (tmp_path / "evaluate.py").write_text(f"import torch\n\nBATCH = 250\n\n\n{own.args[1]}")
     done = subprocess.run([sys.executable, "-c", ANSWERED], cwd=tmp_path, timeout=runner.LIMIT, capture_output=True,
                           env=runner.environment(PYTHONPATH=f"{copy}:{tmp_path}"), text=True)
     assert done.returncode == 0, done.stderr
-    *of_shard, gradient = map(tuple, json.loads(done.stdout))
-    assert of_shard == [lesson_05.shard.verdict(answer) for answer in (None, lesson_05.my_shard, lesson_05.blocks)]
-    [reason] = [message for message, wrong in lesson_05.gradient.mistakes.items() if wrong is lesson_05.mean_of_own]
-    assert gradient[0] == "wrong" and reason in gradient[1]
+    *of_shard, evaluated = map(tuple, json.loads(done.stdout))
+    assert of_shard == [lesson_05.shard.verdict(answer) for answer in (None, lesson_05.our_shard, lesson_05.blocks)]
+    assert evaluated[0] == "wrong" and reason in evaluated[1]
 
 
 def test_a_folder_with_something_in_it_is_refused_in_one_line_and_nothing_is_made(tmp_path, monkeypatch, capsys):

@@ -128,25 +128,6 @@ def test_phases_are_stacked_medians_without_the_warm_up(log):
     assert sum("phases not in this log" in text for text in texts(plots.phases(both))) == 2
 
 
-def typed(df, **seconds):
-    """With what the clock said of each run's whole command."""
-    return df.assign(command_seconds=df["label"].map(seconds))
-
-
-def test_the_whole_command_is_what_comes_once_and_the_epochs(log):
-    df = runs.read_runs([log("one", epochs=(0, 1, 2)), log("ddp2", 2, epochs=(0, 1, 2)), log("cut", epochs=(0,))])
-    figure, (left, right) = plt.subplots(1, 2)
-    ax = plots.whole_command(typed(df, one=43.0, ddp2=50.5, cut=60.0), right)
-    assert ax is right and not left.has_data()
-    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches if bar.get_width()]
-    assert bars == [(0, 2.5), (2.5, 36), (38.5, 4.5), (0, 28), (28, 18), (46, 4.5)]
-    assert {*plots.COMMAND, "one", "ddp2", "cut"} <= set(texts(ax))
-    assert {"  43.0 s", "  50.5 s", " fewer than two epochs"} <= set(texts(ax))
-    assert ax.get_title(loc="left")
-    synthetic = typed(runs.read_run(log("a", synthetic=True)), a=50.0)
-    assert "SYNTHETIC DATA" in texts(plots.whole_command(synthetic)) and "SYNTHETIC DATA" not in texts(ax)
-
-
 def test_scaling_is_drawn_against_the_ideal(live):
     table = runs.speedup_table(live)
     ax = plots.speedup(table)

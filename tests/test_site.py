@@ -200,7 +200,7 @@ def test_solutions_are_folded(opened):
     expect(code).to_be_hidden()
     solution.locator("summary").click()
     expect(code).to_be_visible()
-    expect(code).to_contain_text("def my_shard")
+    expect(code).to_contain_text("def shard")
 
 
 def test_a_lesson_shows_what_a_term_means_and_links_to_its_entry(opened):

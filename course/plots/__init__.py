@@ -12,11 +12,9 @@ from course.plots.files import write_all
 from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING
 from course.plots.timelines import lanes, timeline
 from course.plots.training import (
-    COMMAND,
     accuracy_by_epoch,
     accuracy_twice,
     loss_by_epoch,
     loss_by_time,
     phases,
-    whole_command,
 )

@@ -30,7 +30,7 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
     inch = (events["end"].max() - events["start"].min()) / (ax.figure.get_figwidth() * ax.get_position().width)
     top, lanes = 0.0, {}
     for rank, of_rank in events.groupby("rank"):
-        for lane, bars in of_rank.groupby("lane", sort=True):
+        for lane, bars in of_rank.groupby("lane", sort=events["lane"].dtype == "category", observed=True):
             free = []  # from when on, for each row of this lane
             for _, bar in bars.iterrows():
                 row = next((row for row, end in enumerate(free) if end <= bar["start"] + 1e-9), len(free))
@@ -64,11 +64,13 @@ def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None =
     last = {rank["rank"]: rank["end"] for rank in film["ranks"]}
     begin = min(each["t"] for each in shown)
     ax = ax or plt.subplots(figsize=(14, 1.5 + 2.6 * len(last)))[1]  # three lanes per rank
-    return timeline(pd.DataFrame([{
+    events = pd.DataFrame([{
         "rank": each["rank"], "event": each["name"].replace("_", "-"), "lane": each.get("lane", "messages"),
         "start": (each["t"] - begin) / 1000,
         "end": ((each["t"] + each["d"] if "d" in each else each["end"] or last[each["rank"]]) - begin) / 1000,
-        "text": each["name"].replace("_", "-")} for each in shown]), ax)
+        "text": each["name"].replace("_", "-")} for each in shown])
+    order = pd.CategoricalDtype(["compute", "messages", "wait"])  # on each rank, whichever comes first in time
+    return timeline(events.astype({"lane": order}), ax)
 
 
 def one_below_another(steps: dict, ranks: int = 4) -> list[Axes]:

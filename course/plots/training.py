@@ -10,9 +10,6 @@ from matplotlib.ticker import MaxNLocator
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import GREY, PHASES, head, line_style, percent, stacked
 from course.plots.tables import by_run, name_of, need, source_of
-from course.runs import command_parts
-
-COMMAND = {"once: start and end": GREY, "training": PHASES["backward"], "evaluating": PHASES["forward"]}
 
 
 def loss_by_epoch(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
@@ -87,17 +84,6 @@ def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel: str = "seconds an e
         medians = rows.reindex(columns=list(columns)).iloc[int(len(rows) > 1):].median()
         bars.append(medians.dropna().rename(columns).to_dict())
     return _stacked(df, bars, PHASES, "phases not in this log", "Where the time goes", ax, xlabel, unit)
-
-
-def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """The parts of whole commands, from start to end, one bar a run.
-
-    `df`: of `runs.read_runs`, with the column `command_seconds` that `runs.command_parts` needs.
-    """
-    need(df, "command_seconds", "time", "seconds")
-    parts = command_parts(df)[["once", "training", "evaluating"]].set_axis(list(COMMAND), axis=1)
-    bars = [{} if row.isna().any() else row.to_dict() for _, row in parts.iterrows()]  # a part alone would look whole
-    return _stacked(df, bars, COMMAND, "fewer than two epochs", "The whole command", ax, "seconds", unit="s")
 
 
 def _stacked(df, bars, colours, unknown, title, ax, xlabel, unit="") -> Axes:

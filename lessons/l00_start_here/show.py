@@ -1,86 +1,70 @@
-"""Lesson 00: what to hope for from several ranks, when they pay, which way to train when, and the course's words."""
+"""Lesson 00: what train.py has printed, and one update of it, drawn."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.axes import Axes
 
-from course.lesson import some
-from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY
+from course.plots.style import GREY, colour_of, darker, write_in
+from course.plots.timelines import EVENTS
 
-WORDS = {  # word: (the lesson that teaches it, what it means)
-    "process": ("03", "a running program with memory of its own. Processes share no variables: they send messages"),
-    "rank": ("03", "a process of the job; also its number, from 0"),
-    "world size": ("03", "how many ranks the job has"),
-    "node": ("10", "one machine of several that work on a job"),
-    "local rank": ("03", "a rank's number among those of the same node, from 0. It picks the GPU"),
-    "backend": ("03", "the library that carries tensors between ranks: gloo (CPU), NCCL (GPUs)"),
-    "epoch": ("01", "one pass over all training images"),
-    "gradient": ("06", "for each weight, how fast the loss rises as the weight grows; the optimizer makes the update "
-                 "from it. `backward()` computes it"),
-    "all-reduce": ("04", "all ranks add up their tensors, and each gets the sum. DDP averages the gradients with it"),
-    "shard": ("05", "the part of the images that one rank trains on in an epoch"),
-    "global batch": ("09", "the images of one step over all ranks: batch size × world size"),
-}
-LEFT, BOX, WIDTH, HEIGHT, DOWN = 3.6, 4.9, 7.6, 1.15, 1.55  # of questions and boxes, and from one row to the next
+LINE = re.compile(r"epoch (\d+): loss ([\d.]+), accuracy [\d.]+, ([\d.]+) ms per update")
+ACROSS = 6  # images of a batch that are drawn in a row
 
 
-def paid_back(one, many, epochs: int | None, whose: str) -> Axes:
-    """The seconds of two commands by their epochs, from rows of `runs.command_parts`, and where the second pays.
+def read(file: str, label: str, updates: int, epochs: int, synthetic: bool) -> pd.DataFrame:
+    """The epochs that train.py has printed into `file`, as course.plots draws them: label, epoch, loss, ms per update,
+    seconds. RuntimeError where one is missing: behind a pipe nobody sees that a program has failed."""
+    found = LINE.findall(Path(file).read_text(encoding="utf-8"))
+    if len(found) != epochs:
+        raise RuntimeError(f"{file} has {len(found)} of {epochs} epochs. What did the command print?")
+    rows = [(label, int(epoch), float(loss), float(ms)) for epoch, loss, ms in found]
+    table = pd.DataFrame(rows, columns=["label", "epoch", "loss", "ms"])
+    return table.assign(seconds=table["ms"] * updates / 1000, synthetic=synthetic)
 
-    `epochs`: what the function of exercise 1 returned; `whose`: "your" or "our".
+
+def one_update(dataset, shard: Callable, n: int, batch: int, ranks: int, drawn: int = 12) -> Axes:
+    """A drawing: who gets which images of the first batch, and where the gradients are averaged.
+
+    `shard`(n, rank, ranks, epoch): a rank's images of n, as train.py calls it. `drawn`: so many of the batch are shown.
     """
-    ax, most = plt.subplots(figsize=(12, 5.5))[1], max(10, 2 * (epochs or 0))
-    ends = []
-    for run, colour in ((one, COLOURS[0]), (many, COLOURS[1])):
-        seconds = [run.once, run.once + most * run.epoch]
-        ax.plot([0, most], seconds, color=colour)
-        ends.append((most, seconds[1], run.label, colour))
-    if epochs:
-        ax.axvline(epochs, color=GREY, linestyle="--")
-    ax.set(xlabel="epochs", ylabel="seconds of the whole command", xlim=(0, 1.25 * most), ylim=(0, None))
-    pays = f"earlier from {some(epochs, 'epoch')} on" if epochs else "later, whatever the epochs"
-    ax.set_title(f"{many.label} are done {pays} ({whose} function)")
-    write_beside(ax, ends, BESIDE_AN_END)
-    return ax
+    order = shard(n, 0, 1, 0)[:drawn]
+    own = [[index for index in order if index in set(shard(n, rank, ranks, 0))] for rank in range(ranks)]
+    ax, middle, right = plt.subplots(figsize=(16, 1.5 + 3 * ranks))[1], 1.5 * ranks, 8 + -(-drawn // ranks // 2)
+    colours = [colour_of(rank + 3) for rank in range(ranks)]  # not those of the work
+    arrow = {"arrowstyle": "-|>", "linewidth": 2.5, "mutation_scale": 22, "color": GREY, "shrinkA": 0, "shrinkB": 0}
 
+    def picture(index, x, y, rank):
+        ax.imshow(dataset.images[index].permute(1, 2, 0), extent=(x + 0.06, x + 0.94, y + 0.94, y + 0.06))
+        ax.add_patch(plt.Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, fill=False, linewidth=4,
+                                   edgecolor=colours[rank]))
 
-def ways(gpus: int, nodes: int) -> Axes:
-    """Questions from the top down, each with the way to train where the answer is yes.
+    def box(x, y, width, tall, text, colour):
+        ax.add_patch(plt.Rectangle((x, y), width, tall, color=colour))
+        write_in(ax, x + width / 2, y + tall / 2, text, colour, fontsize=16)
 
-    A way is filled where it runs on a machine with so many GPUs, in a job of so many nodes.
-    """
-    two_nodes = "" if nodes > 1 else "needs 2 machines"
-    rows = [  # question, way, explanation, command, lesson, what this machine lacks for it
-        ("Is one device\nfast enough?", "One process", "on one device", "python main.py", "01", ""),
-        ("Is it old code that\nmust stay one process?", "DataParallel", "one process, all its GPUs",
-         "python main.py --strategy dp", "02", "" if gpus > 1 else "needs 2 GPUs"),
-        ("Are the devices of\none machine enough?", "DDP", "a process for each GPU or core",
-         "torchrun --nproc_per_node=8 main.py", "06", ""),
-        ("Does every machine\nstay to the end?", "DDP, several nodes", "torchrun on each machine",
-         "torchrun --nnodes=2 … main.py", "10", two_nodes),
-        ("Machines come\nand go:", "Elastic", "1 to 4 machines: one is enough to try it",
-         "torchrun --nnodes=1:4 … main.py", "11", ""),
-    ]
-    ax = plt.subplots(figsize=(15, 9))[1]
-    arrow = {"arrowstyle": "-|>", "linewidth": 3, "mutation_scale": 28, "color": GREY, "shrinkA": 0, "shrinkB": 0}
-    for number, (question, way, explanation, command, lesson, lacks) in enumerate(rows):
-        y, last = -number * DOWN, number == len(rows) - 1
-        ink = "black" if lacks else "white"
-        ax.add_patch(plt.Rectangle((BOX, y - HEIGHT / 2), WIDTH, HEIGHT, linewidth=3, edgecolor=COLOURS[0],
-                                   facecolor="white" if lacks else COLOURS[0]))
-        name = ax.text(BOX + 0.15, y + 0.24, way, fontsize=19, fontweight="bold", color=ink, va="center")
-        ax.annotate(f"  {explanation}", (1, 0.5), xycoords=name, fontsize=16, color=ink, va="center")
-        ax.text(BOX + 0.15, y - 0.25, command, fontsize=17, family="monospace", color=ink, va="center")
-        ax.text(BOX + WIDTH - 0.15, y - 0.25, lacks, fontsize=16, fontweight="bold", ha="right", color=ink, va="center")
-        ax.text(BOX + WIDTH + 0.15, y, f"lesson {lesson}", fontsize=16, color=GREY, va="center")
-        ax.text(LEFT / 2, y, question, fontsize=17, fontweight="bold", ha="center", va="center")
-        ax.annotate("", (BOX, y), (LEFT, y), arrowprops=arrow)
-        if not last:  # the last question is what remains
-            ax.text((LEFT + BOX) / 2, y + 0.1, "yes", fontsize=17, color=GREY, ha="center", va="bottom")
-            ax.annotate("", (LEFT / 2, y - DOWN + 0.45), (LEFT / 2, y - 0.45), arrowprops=arrow)
-            ax.text(LEFT / 2 + 0.15, y - DOWN / 2, "no", fontsize=17, color=GREY, va="center")
-    ax.set(xlim=(-0.1, BOX + WIDTH + 1.5), ylim=(-(len(rows) - 1) * DOWN - 0.7 * HEIGHT, 0.7 * HEIGHT))
-    ax.set_title("Which way to train?")
-    ax.set_title("filled: runs on this machine", loc="right", fontsize=17, fontweight="normal", color=GREY)
+    rows = -(-drawn // ACROSS)
+    for number, index in enumerate(order):
+        rank = next(rank for rank in range(ranks) if index in own[rank])
+        picture(index, number % ACROSS, middle - rows / 2 + number // ACROSS, rank)
+    ax.text(0, middle - rows / 2 - 0.2, f"a batch of {batch} images", fontsize=17, fontweight="bold")
+    ax.text(0, middle + rows / 2 + 0.6, f"the first {drawn} are drawn", fontsize=16, color=GREY)
+    for rank in range(ranks):
+        top, across = 3 * rank + 0.5, -(-len(own[rank]) // 2)
+        for number, index in enumerate(own[rank]):
+            picture(index, 7.8 + number % across, top + number // across, rank)
+        ax.text(7.8, top - 0.2, f"rank {rank}: {batch // ranks} of them", fontsize=17, fontweight="bold",
+                color=darker(colours[rank]))
+        box(right, top, 2.6, 2, "forward\nbackward", EVENTS["backward"])
+        box(right + 5.6, top, 2.0, 2, "update", EVENTS["update"])
+        for start, end in (((ACROSS + 0.1, middle), (7.7, top + 1)), ((right + 2.6, top + 1), (right + 3.1, top + 1)),
+                           ((right + 5.1, top + 1), (right + 5.6, top + 1))):
+            ax.annotate("", end, start, arrowprops=arrow)
+    box(right + 3.1, 0.5, 2.0, 3 * ranks - 1, "mean\nof all\ngradients", EVENTS["all-reduce"])
+    ax.set(xlim=(-0.1, right + 7.7), ylim=(3 * ranks, -0.4), aspect="equal")
+    ax.set_title(f"One update on {ranks} ranks (a drawing)")
     ax.axis("off")
     return ax

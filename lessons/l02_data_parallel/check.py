@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course.exercise import Case, Wrong, exercise
+from course.exercise import Case, Wrong, exercise, mistake
 
 
 class Recording(nn.Module):
@@ -33,82 +33,51 @@ def problems():
         yield f"With {rows} rows on {devices} devices", devices, Recording(records), records, batch, labels
 
 
-def step_solution(model, batch, labels, devices):
+def my_step(model, batch, labels, devices):
     pieces = batch.chunk(devices)
     replicas = [copy.deepcopy(model) for _ in pieces]
-    scores = torch.cat([replica(piece) for replica, piece in zip(replicas, pieces, strict=True)])
-    loss = cross_entropy(scores, labels)
+    outputs = [replica(piece) for replica, piece in zip(replicas, pieces, strict=True)]
+    loss = cross_entropy(torch.cat(outputs), labels)
     loss.backward()
     for weight, *copies in zip(model.parameters(), *(replica.parameters() for replica in replicas), strict=True):
         weight.grad = sum(copied.grad for copied in copies)
     return loss
 
 
-def step_with(*, cut=torch.chunk, copies=copy.deepcopy, loss_of=None, combined=sum):
-    """The solution with one part done otherwise."""
-    def step(model, batch, labels, devices):
-        pieces, cut_labels = cut(batch, devices), cut(labels, devices)
-        replicas = [copies(model) for _ in pieces]
-        outputs = [replica(piece) for replica, piece in zip(replicas, pieces, strict=True)]
-        loss = loss_of(outputs, cut_labels) if loss_of else cross_entropy(torch.cat(outputs), labels)
-        loss.backward()
-        for weight, *copied in zip(model.parameters(), *(each.parameters() for each in replicas), strict=True):
-            weight.grad = combined([each.grad for each in copied])
-        return loss
-    return step
-
-
-def mean_of_means(outputs, labels):
-    return sum(map(cross_entropy, outputs, labels)) / len(outputs)
-
-
-def one_copy_for_all(model, batch, labels, devices):
-    replica = copy.deepcopy(model)
-    return step_with(copies=lambda _: replica)(model, batch, labels, devices)
-
-
-def a_copy_for_each_device(model, batch, labels, devices):
-    pieces = len(batch.chunk(devices))
-    return step_with(combined=lambda gradients: sum([*gradients, *[None] * (devices - pieces)]))(
-        model, batch, labels, devices)
-
-
-def rounded_down(tensor, devices):
-    size = max(1, len(tensor) // devices)
-    return [tensor[start:start + size] for start in range(0, min(len(tensor), size * devices), size)]
-
-
-def rest_of_the_batch_lost(model, batch, labels, devices):
-    rows = sum(map(len, rounded_down(batch, devices)))
-    return step_with(cut=rounded_down)(model, batch[:rows], labels[:rows], devices)
+CUT, COPY = "batch.chunk(devices)", "[copy.deepcopy(model) for _ in pieces]"
+SUM, LOSS = "sum(copied.grad for copied in copies)", "cross_entropy(torch.cat(outputs), labels)"
+MEAN_OF_MEANS = {LOSS: "sum(map(cross_entropy, outputs, labels.chunk(devices))) / len(outputs)"}
 
 
 @exercise(
-    solution=step_solution,
-    hint="Cut the batch with chunk: there may be fewer pieces than devices. Make a copy.deepcopy of the model for each "
-         "piece, join the outputs with torch.cat, and compute one loss. After loss.backward() walk through "
-         "model.parameters() and through those of the copies at the same time, and set weight.grad.",
+    solution=my_step,
+    hint="The forward half is the four steps above, with copies of the model. After loss.backward() each copy holds a "
+    "gradient. By how many rows has it been divided? What does that say about the gradient of the whole batch?",
     mistakes={
         "The gradients are in the copies' weights, and the optimizer knows only those of the model.":
-            step_with(combined=lambda gradients: None),
+            mistake(my_step, {SUM: "None"}),
         "This is the mean of the copies' gradients. The loss was divided by all rows already.":
-            step_with(combined=lambda gradients: sum(gradients) / len(gradients)),
+            mistake(my_step, {SUM: f"{SUM} / len(copies)"}),
         "This is the gradient of one copy. What do the other copies know that this one does not?":
-            step_with(combined=lambda gradients: gradients[0]),
+            mistake(my_step, {SUM: "copies[0].grad"}),
         "A mean of the pieces' means counts the rows of a short piece more. Join the outputs first, then take one "
-        "mean.": step_with(loss_of=mean_of_means),
-        "The size of a piece was rounded down: the rest of the batch is never trained on.": rest_of_the_batch_lost,
-        "Joined in another order, the outputs stand beside the labels of other rows.": step_with(
-            cut=lambda tensor, devices: [tensor[i::devices] for i in range(min(devices, len(tensor)))]),
-        "Every copy computed the whole batch: cut it.": step_with(
-            cut=lambda tensor, devices: [tensor] * devices, loss_of=mean_of_means),
-        "On another device the model has no weights: each piece needs a copy, made by copy.deepcopy.": step_with(
-            copies=lambda model: model, combined=lambda gradients: gradients[0]),
+        "mean.": mistake(my_step, MEAN_OF_MEANS),
+        "The size of a piece was rounded down: the rest of the batch is never trained on.": mistake(my_step, {
+            CUT: "batch.split(max(1, len(batch) // devices))[:devices]",
+            "labels)\n": "labels[:sum(map(len, pieces))])\n"}),
+        "Joined in another order, the outputs stand beside the labels of other rows.":
+            mistake(my_step, {CUT: "[batch[i::devices] for i in range(min(devices, len(batch)))]"}),
+        "Every copy computed the whole batch: cut it.":
+            mistake(my_step, {CUT: "[batch] * devices", LOSS: "cross_entropy(sum(outputs) / devices, labels)"}),
+        "On another device the model has no weights: each piece needs a copy, made by copy.deepcopy.":
+            mistake(my_step, {COPY: "[model for _ in pieces]"}),
         "Each copy's gradient is that of a mean over its own rows, and you added them up: divide each loss by the rows "
-        "of the whole batch.": step_with(loss_of=mean_of_means, combined=lambda grads: len(grads) * sum(grads)),
-        "Devices that work at the same time need a copy each.": one_copy_for_all,
+        "of the whole batch.": mistake(my_step, {**MEAN_OF_MEANS, SUM: f"len(copies) * {SUM}"}),
+        "Devices that work at the same time need a copy each.":
+            mistake(my_step, {COPY: "[copy.deepcopy(model)] * len(pieces)"}),
         "There may be fewer pieces than devices, and a copy without a piece has no gradient: make one for each piece.":
-            a_copy_for_each_device,
+            mistake(my_step, {"in pieces]": "in range(devices)]", "zip(replicas, pieces, strict=True)":
+                              "zip(replicas, pieces, strict=False)"}),
     },
 )
 def step(answer):

@@ -1,14 +1,10 @@
-"""Lesson 02: pictures of the steps of nn.DataParallel, of what each device holds, and of two trainings."""
+"""Lesson 02: a picture of the steps of nn.DataParallel."""
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PALE, bare, key_below, stacked, write_in
-
-PARTS = {"weights": COLOURS[0], "gradients": COLOURS[5], "Adam's state": COLOURS[2],
-         "kept for backward": "#BDBDBD", "outputs": COLOURS[4], "kept by the loss": COLOURS[1]}
+from course.plots.style import COLOURS, GREY, PALE, bare, write_in
 
 
 def steps(devices: int, rows: int) -> Axes:
@@ -28,7 +24,7 @@ def steps(devices: int, rows: int) -> Axes:
         "4. gather": ([f"{rows}\noutputs"], busy),
         "loss": (["one loss"], first),
         "backward": (["gradients"] * len(pieces), first),
-        "add up": (["one\ngradient"], busy),
+        "bring back": (["one\ngradient"], busy),
         "update": (["new\nweights"], first),
     }
     ax = plt.subplots(figsize=(1.9 * len(phases), 1 + devices))[1]
@@ -53,27 +49,4 @@ def steps(devices: int, rows: int) -> Axes:
     ax.xaxis.tick_top()
     bare(ax)
     ax.set_title("One step of DataParallel (schematic)", pad=14)
-    return ax
-
-
-def memory(devices: list[dict[str, int]]) -> Axes:
-    """What each device holds, {part: bytes} of each: a bar a device, in MB."""
-    ax = plt.subplots(figsize=(14, 1.2 + 0.9 * len(devices)))[1]
-    bars = [{part: held[part] / 1e6 for part in PARTS if part in held} for held in devices]
-    stacked(ax, [f"device {number}" for number in range(len(devices))], bars, PARTS, "MB (million bytes)", "MB")
-    ax.set_title("What each device holds")
-    key_below(ax.figure, PARTS)
-    return ax
-
-
-def losses(curves: dict[str, list[float]]) -> Axes:
-    """The loss of each step: the first run as a broad grey line, the second dashed on it."""
-    ax, ends = plt.subplots(figsize=(12, 5))[1], []
-    looks = ({"color": GREY, "linewidth": 9}, {"color": COLOURS[1], "linestyle": (0, (3, 2)), "linewidth": 4})
-    for (name, losses), look in zip(curves.items(), looks, strict=True):
-        ax.plot(range(1, len(losses) + 1), losses, **look)
-        ends.append((len(losses), losses[-1], name, look["color"]))
-    ax.set(xlabel="step", ylabel="loss", xlim=(0, 1.5 * len(losses)), ylim=(-0.1, None),
-           xticks=range(0, len(losses) + 1, 5), title="The loss of each step")
-    write_beside(ax, ends, BESIDE_AN_END)
     return ax

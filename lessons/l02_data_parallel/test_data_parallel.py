@@ -1,20 +1,13 @@
-"""The DataParallel of lesson 02, on pretend devices, against PyTorch on one device and, if there are GPUs, on two."""
+"""What lesson 02 says of nn.DataParallel: of its rules, which need no GPU, and on two GPUs of its step."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel.scatter_gather import scatter
 
-from lessons.l02_data_parallel import pretend_devices
-
-
-def by_hand(model, devices):
-    """The four steps, as the lesson has them."""
-    def forward(batch):
-        pieces = batch.chunk(devices)
-        replicas = pretend_devices.replicate(model, len(pieces))
-        return torch.cat(pretend_devices.parallel_apply(replicas, pieces))
-
-    return forward
+from lessons.l02_data_parallel import check
 
 
 def network():
@@ -22,57 +15,33 @@ def network():
     return nn.Sequential(nn.Linear(40, 32), nn.Tanh(), nn.Linear(32, 20)).double()
 
 
-def gradients(model, batch, labels, weights):
-    return torch.autograd.grad(nn.functional.cross_entropy(model(batch), labels), list(weights))
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU DataParallel wants the model there")
+def test_without_a_gpu_it_runs_once_on_the_whole_batch_and_says_nothing(recwarn):
+    model, seen = network(), []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    parallel = nn.DataParallel(model)
+    assert parallel(torch.randn(64, 40).double()).shape == (64, 20)
+    assert seen == [64] and parallel.device_ids == [] and len(recwarn) == 0
+    assert all(name.startswith("module.") for name in parallel.state_dict())
 
 
-@pytest.mark.parametrize(("devices", "rows"), [(1, 5), (3, 64), (4, 5), (4, 1)])
-def test_outputs_and_gradients_are_those_of_one_device(devices, rows):
-    model, batch, labels = network(), torch.randn(rows, 40).double(), torch.randint(20, (rows,))
-    parallel, weights = by_hand(model, devices), list(model.parameters())
-    torch.testing.assert_close(parallel(batch), model(batch))
-    torch.testing.assert_close(gradients(parallel, batch, labels, weights), gradients(model, batch, labels, weights))
-
-
-class Noting(nn.Module):
-    """Appends the shape of each batch to a list that all replicas share."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self.note, self.layer, self.calls = seen.append, nn.Linear(40, 20), 0
-
-    def forward(self, batch):
-        self.note(tuple(batch.shape))
-        self.calls += 1
-        return self.layer(batch)
-
-
-def test_each_piece_has_a_replica_and_what_a_replica_sets_is_lost():
-    seen = []
-    model = Noting(seen)
-    before = dict(model.named_parameters())
-    by_hand(model, 4)(torch.randn(5, 40))
-    assert sorted(seen) == [(1, 40), (2, 40), (2, 40)]
-    assert model.calls == 0
-    assert all(weight is before[name] for name, weight in model.named_parameters())
+def test_scatter_cuts_each_tensor_and_hands_on_all_else(monkeypatch):
+    monkeypatch.setattr("torch.nn.parallel.scatter_gather.Scatter.apply",  # the copy to a GPU
+                        lambda devices, sizes, dim, tensor: tensor.chunk(len(devices), dim))
+    first, second = scatter({"ids": torch.arange(4), "more": [torch.arange(2)], "numbers": [7, 8]}, [0, 1])
+    assert second["ids"].tolist() == [2, 3] and second["more"][0].tolist() == [1]
+    assert first["numbers"] == second["numbers"] == [7, 8]
+    assert [piece.shape for piece in scatter(torch.empty(3, 4), [0, 1], dim=1)] == 2 * [(3, 2)]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("rows", [1, 5, 64])
-def test_the_real_one_on_two_gpus_has_the_same_outputs_and_gradients(rows):
+def test_the_real_one_on_two_gpus_leaves_the_gradients_of_the_step_by_hand(rows):
     model, batch, labels = network(), torch.randn(rows, 40).double(), torch.randint(20, (rows,))
-    real = nn.DataParallel(network().to("cuda:0"), device_ids=[0, 1])
-    theirs = [real(batch.to("cuda:0")),
-              *gradients(real, batch.to("cuda:0"), labels.to("cuda:0"), real.parameters())]
-    ours = [by_hand(model, 2)(batch), *gradients(by_hand(model, 2), batch, labels, model.parameters())]
-    torch.testing.assert_close([each.cpu() for each in theirs], ours)
-
-
-def test_what_is_kept_for_backward_is_counted_once_and_without_weights():
-    weight, rows = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
-    result, kept = pretend_devices.kept_for_backward(lambda x: ((x @ weight).exp() + x @ weight).sum(), rows,
-                                                     weights=[weight])
-    assert kept == 2 * 4 * 8 * 4  # the rows, though two products keep them, and exp's result
-    result.backward()
-    assert pretend_devices.bytes_of([weight.grad, rows]) == (64 + 32) * 4
+    real = nn.DataParallel(copy.deepcopy(model).to("cuda:0"), device_ids=[0, 1])
+    loss = nn.functional.cross_entropy(real(batch.to("cuda:0")), labels.to("cuda:0"))
+    loss.backward()
+    torch.testing.assert_close(check.my_step(model, batch, labels, 2), loss.cpu())
+    torch.testing.assert_close([weight.grad.cpu() for weight in real.parameters()],
+                               [weight.grad for weight in model.parameters()])

@@ -1,325 +1,233 @@
-"""Exercises of notebook 03. What is right comes from the placement that torchrun gives, and from what the ranks did."""
+"""Exercises of notebook 03: a process that becomes a rank, and the program that starts the ranks."""
 
+import contextlib
 import inspect
+import json
 import os
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch.distributed as dist
 
-from course.exercise import Case, Wrong, exercise
+from course import processes
+from course.exercise import Case, exercise, mistake
 from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
+from lessons.l03_processes_and_ranks import acting
+from lessons.start.ours import join as join_part
+from lessons.start.ours import launch as launch_part
 
-# Of the exercises on ranks, which pretend to have nodes:
-HOSTS, PER_NODE = ["localhost", "node1.invalid"], 2
+PER_NODE = 2  # ranks of a pretended node, so that rank and local rank differ
+LONGEST = 60  # seconds that a wait may last
 
-
-def placements(nodes, per_node):
-    """{rank, local_rank, group_rank} of each process where every node has as many, as torchrun places them."""
-    return [{"rank": node * per_node + local_rank, "local_rank": local_rank, "group_rank": node}
-            for node in range(nodes) for local_rank in range(per_node)]
-
-
-# Exercise 1: which rank does the job?
-def my_turn(job, rank, local_rank):
-    if job == "train":
-        return True
-    if job == "download to the node's own disk":
-        return local_rank == 0
-    return rank == 0
+# ---------------------------------------------------------------------------------------------------------- join
 
 
-JOBS = {"train": "each process", "print the loss": "job", "write the checkpoint to the shared disk": "job",
-        "download to the node's own disk": "node"}  # once where
-
-
-@exercise(
-    solution=my_turn,
-    hint="Count how often it must happen: once in the whole job, once on each node, or in each process?",
-    mistakes={
-        "The disk of node 1 stays empty: rank 0 runs on node 0. On each node one process must download.":
-            lambda job, rank, local_rank: job == "train" or rank == 0,
-        "Each node has a local rank 0, so it happens once a node. Once in the whole job is rank 0.":
-            lambda job, rank, local_rank: job == "train" or local_rank == 0,
-        "All ranks do it at once. Each of them prints its lines, and a file that several ranks write may come out "
-        "torn.": lambda job, rank, local_rank: True,
-        "All ranks train: a rank that does not come to the all-reduce leaves the others waiting.":
-            lambda job, rank, local_rank: rank == 0,
-    },
-)
-def turn(answer):
-    """Once in the job: rank 0. Once on each node: local rank 0. And the others must wait for it, at a barrier, before
-    they read what it wrote. (Where ranks share one model's weights, as in lesson 13, all write the checkpoint.)"""
-    nodes, per_node = 2, 3
-    for job, where in JOBS.items():
-        everyone = list(range(nodes * per_node))
-        right = {"each process": everyone, "job": [0], "node": everyone[::per_node]}[where]
-        answers = {process["rank"]: answer(job, process["rank"], process["local_rank"])
-                   for process in placements(nodes, per_node)}
-        if all(does_it is None for does_it in answers.values()):
-            raise Wrong(f"For {job!r} your function returned None on every rank. Return True or False.")
-        got = [rank for rank, does_it in answers.items() if does_it]
-        yield Case(got, right, f"{nodes} nodes of {per_node} processes, {job!r}: with your answer ranks {got} do it. "
-                               f"It should be ranks {right}.")
-
-
-# Exercise 2: the variables that a launcher sets, and the group
-def join(node, local_rank, hosts, per_node, port):
-    os.environ.update(RANK=str(node * per_node + local_rank), LOCAL_RANK=str(local_rank),
-                      WORLD_SIZE=str(len(hosts) * per_node), MASTER_ADDR=hosts[0], MASTER_PORT=str(port))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    return dist.get_rank()
-
-
-def rank_within_the_node(node, local_rank, hosts, per_node, port):
-    return join(0, local_rank, hosts, per_node, port)
-
-
-def local_rank_within_the_job(node, local_rank, hosts, per_node, port):
-    return join(0, node * per_node + local_rank, hosts, per_node, port)
-
-
-def world_of_one_node(node, local_rank, hosts, per_node, port):
-    return join(node, local_rank, hosts[:1], per_node, port)
-
-
-def own_host(node, local_rank, hosts, per_node, port):
-    return join(node, local_rank, [hosts[node]] * len(hosts), per_node, port)
-
-
-def own_port(node, local_rank, hosts, per_node, port):
-    return join(node, local_rank, hosts, per_node, port + node * per_node + local_rank)
-
-
-def numbers_as_variables(node, local_rank, hosts, per_node, port):
-    os.environ["RANK"] = node * per_node + local_rank
-    return join(node, local_rank, hosts, per_node, port)
-
-
-def join_with_timeout(timeout, node, local_rank, hosts, per_node, port):
-    os.environ.update(RANK=str(node * per_node + local_rank), LOCAL_RANK=str(local_rank),
-                      WORLD_SIZE=str(len(hosts) * per_node), MASTER_ADDR=hosts[0], MASTER_PORT=str(port))
-    dist.init_process_group("gloo", timeout=timeout)
-    return dist.get_rank()
-
-
-def no_group(node, local_rank, hosts, per_node, port):
-    return node * per_node + local_rank
-
-
-class NotMet(Exception):
-    """Ends the learner's function where the ranks would wait for one another in vain."""
-
-
-def right_request(rank, port):
-    """The environment variables and the timeout with which this rank should call init_process_group."""
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank % PER_NODE), "WORLD_SIZE": str(len(HOSTS) * PER_NODE),
-            "MASTER_ADDR": HOSTS[0], "MASTER_PORT": str(port), "timeout": repr(timedelta(seconds=30))}
-
-
-def measure_join(function, context):
-    """What this rank requested when it called init_process_group (None: no call), and what came of it.
-
-    The ranks meet only if all requests are right: else they would wait, and torch would print pages.
-    """
+def measure_join(join, context):
+    """What join() gives on this rank, and with which timeout; what leave() leaves; and what join() gives alone."""
+    leave = getattr(join, "__globals__", vars(join_part))["leave"]  # it stands in the same file
     port = context.gather("port", free_port())[0]
-    right = [right_request(rank, port) for rank in range(context.world_size)]
-    for name in right[0]:
-        os.environ.pop(name, None)  # a launcher of this process may have set it
-    measured = {"port": port, "request": None}
-    init_process_group = dist.init_process_group
+    variables = {"RANK": str(context.rank), "LOCAL_RANK": str(context.rank % PER_NODE),
+                 "WORLD_SIZE": str(context.world_size), "LOCAL_WORLD_SIZE": str(PER_NODE), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port)}
+    seen, init_process_group = {"timeout": None}, dist.init_process_group
 
-    def recorded(*args, **kwargs):
-        call = inspect.signature(init_process_group).bind(*args, **kwargs)
-        measured["request"] = {name: os.environ.get(name) for name in right[0]}
-        measured["request"]["timeout"] = repr(call.arguments.get("timeout"))
-        if context.gather("requests", measured["request"]) != right:
-            raise NotMet
-        call.arguments["timeout"] = timedelta(seconds=context.timeout)
+    def recorded(*args, **options):
+        call = inspect.signature(init_process_group).bind(*args, **options)
+        bound = call.arguments.get("timeout")
+        seen["timeout"] = bound.total_seconds() if isinstance(bound, timedelta) else None
+        if bound is None or seen["timeout"]:
+            call.arguments["timeout"] = timedelta(seconds=context.timeout)
         init_process_group(*call.args, **call.kwargs)
 
-    try:
-        with patched(function, init_process_group=recorded):
-            measured["returned"] = repr(function(*divmod(context.rank, PER_NODE), list(HOSTS), PER_NODE, port))
-        measured["world size"] = dist.get_world_size() if dist.is_initialized() else None
-    except NotMet:
-        pass
-    finally:
-        if not measured["request"]:  # the other ranks wait for it
-            context.gather("requests", None)
-    return measured
+    with patched(join, init_process_group=recorded):
+        os.environ.update(variables)
+        seen["returned"] = listed(join())
+        seen["group"] = dist.get_world_size() if dist.is_initialized() else 0
+        context.gather("joined", True)
+        leave()
+        seen["left"] = not dist.is_initialized()
+        for name in variables:
+            del os.environ[name]
+        try:
+            seen["alone"] = listed(join())
+            leave()
+        except Exception as error:  # the learner's, where nobody else waits for it
+            seen["alone"] = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def listed(returned):
+    """What join() returned, for JSON: the device by its type."""
+    return [getattr(part, "type", part) for part in returned] if isinstance(returned, tuple) else repr(returned)
 
 
 @exercise_on_ranks(
     measure_join,
-    solution=join,
-    hint="Five variables, all of them text: str(number). Before a node stand node * per_node processes. Rank 0 runs on "
-    "the first host, and there all meet. Then dist.init_process_group(\"gloo\", timeout=...) finds the rest in them.",
+    solution=join_part.join,
+    hint="Whoever started the process has said who it is, in os.environ, as text. init_process_group finds the place "
+    "to meet there by itself. Which two of the variables does a process lack that nobody has launched?",
     mistakes={
-        "Each process of the job needs a number of its own. With the same numbers on every node, two processes are "
-        "rank 0, and all wait for ranks that never come.": rank_within_the_node,
-        "The local rank counts the processes of one node, and begins again at 0 on the next.":
-            local_rank_within_the_job,
-        "The group is complete when the processes of all nodes have come, not those of one node.": world_of_one_node,
-        "Nobody listens there: all meet where rank 0 is, on the first host.": own_host,
-        "Only one process listens, and all others come to its port.": own_port,
+        "LOCAL_RANK counts the processes of one node, and begins again on the next. The rank counts those of the job.":
+            mistake(join_part.join, {'("RANK", 0)': '("LOCAL_RANK", 0)'}),
+        "What stands in os.environ is text: int(…) makes a number of it.":
+            mistake(join_part.join, {"int(os.environ.get(name, default))": "os.environ.get(name, default)"}),
+        "The variables alone connect nobody. The ranks meet in dist.init_process_group.":
+            mistake(join_part.join, {'if "RANK" in os.environ': "if False"}),
         "Without a timeout gloo takes its default. If a rank does not come, the others wait "
         f"{dist.distributed_c10d.default_pg_timeout.total_seconds() / 60:g} minutes before they say so.":
-            partial(join_with_timeout, None),
-        "A number is no timeout: write timedelta(seconds=30).": partial(join_with_timeout, 30),
+            mistake(join_part.join, {", timeout=WAIT": ""}),
+        "A number is no timeout: write timedelta(seconds=30).":
+            mistake(join_part.join, {"timeout=WAIT": "timeout=30"}),
         "The first argument of timedelta is days: write timedelta(seconds=30).":
-            partial(join_with_timeout, timedelta(30)),
-        "The variables alone connect nobody. The ranks meet in dist.init_process_group.": no_group,
-        "An environment variable is text: str(number).": numbers_as_variables,
+            mistake(join_part.join, {"timeout=WAIT": "timeout=timedelta(30)"}),
+        "A process that was started by hand has no RANK: os.environ.get(name, default) gives it one.":
+            mistake(join_part.join, {".get(name, default)": "[name]"}),
     },
-    ranks=len(HOSTS) * PER_NODE,
+    ranks=2 * PER_NODE,
     group=False,
 )
-def joined(ranks):
-    """Processes without a launcher have become one group, and each knows its rank. A launcher does little more than
-    this: it sets these variables, then starts the processes."""
-    for rank, measured in enumerate(ranks):
-        process = f"Local rank {rank % PER_NODE} on node {rank // PER_NODE}"
-        yield Case(measured["request"] is not None, True, f"{process} does not call dist.init_process_group.")
-        for name, right in right_request(rank, measured["port"]).items():
-            value = (measured["request"] or {}).get(name, "without a call")
-            # The port is another in every run, so a mistake is recognised by the distance from it.
-            is_port = name == "MASTER_PORT" and value and value.isdigit()
-            got, expected = (int(value) - measured["port"], 0) if is_port else (value, right)
-            yield Case(got, expected, f"{process}: when it calls init_process_group, {name} is {value or 'not set'}. "
-                                      f"It should be {right}.")
-    for rank, measured in enumerate(ranks):
-        got = [measured.get("world size"), measured.get("returned")]
-        yield Case(got, [len(ranks), str(rank)],
-                   f"The ranks met. But rank {rank} is in a group of {got[0]}, and your function returned {got[1]}. It "
-                   f"should be a group of {len(ranks)}, and {rank}, from dist.get_rank().")
+def join(ranks):
+    """Your processes have become one group, whoever launched them. One that was started by hand works alone, and no
+    wait is endless."""
+    size = len(ranks)
+    for rank, seen in enumerate(ranks):
+        yield Case(seen["returned"], [rank, size, "cpu"], f"RANK is {rank}, LOCAL_RANK is {rank % PER_NODE} and "
+                   f"WORLD_SIZE is {size}. join() returned {seen['returned']}, in place of ({rank}, {size}, cpu).")
+        yield Case(seen["group"], size, f"After join() rank {rank} is in a group of {seen['group']}, not of {size}.")
+        bounded = seen["timeout"] is not None and 1 <= seen["timeout"] <= LONGEST
+        yield Case(seen["timeout"], seen["timeout"] if bounded else 30.0,
+                   f"The longest wait of the group, in seconds: {seen['timeout'] or 'not set'}. At most {LONGEST} will "
+                   "do.")
+    for seen in ranks:
+        yield Case(seen["left"], True, "After leave() the rank is still in the group.")
+        yield Case(seen["alone"], [0, 1, "cpu"], f"Started by hand, without a launcher, join() and leave() gave "
+                   f"{seen['alone']}. A process alone is rank 0 of 1, and has no group to leave.")
 
 
-# Exercise 3: one rank of each node downloads, the others wait
-def fetch(local_rank, file, download):
-    if local_rank == 0:
-        download(file)
-    dist.barrier()
-    return file.read_text()
+# -------------------------------------------------------------------------------------------------------- launch
 
 
-def fetch_with(local_rank, file, download, downloads="local rank 0", waits="all"):
-    """The solution with other ranks that download, or others that wait for them."""
-    mine = {"local rank 0": local_rank == 0, "rank 0": dist.get_rank() == 0, "all": True}[downloads]
-    if mine:
-        download(file)
-    if {"all": True, "downloader": mine, "others": not mine, "none": False}[waits]:
-        dist.barrier()
-    return file.read_text()
+@dataclass
+class Launched:
+    """What a launcher did with ranks that play their parts."""
+
+    status: object
+    ranks: list[dict]
+    """what each noted, in the order of RANK"""
+    left: int
+    """processes that still ran a second after it had returned"""
+
+    @property
+    def own_ends(self) -> list[str]:
+        return [rank["RANK"] for rank in self.ranks if rank["own end"]]
 
 
-def waits_first(local_rank, file, download):
-    dist.barrier()
-    if local_rank == 0:
-        download(file)
-    return file.read_text()
+def launched(launch: Callable, *ends: str, wait: float = 20) -> Launched:
+    """Let `launch` start a rank for each of these ends (acting.py), and count what it leaves. All of it is ended."""
+    mark = uuid.uuid4().hex
+    env = processes.environment(mark) | {acting.FROM_CALLER: "yes"}
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, env):
+        for name in acting.VARIABLES[:-1]:  # a launcher of this process may have set them
+            os.environ.pop(name, None)
+        try:
+            status = launch(len(ends), [sys.executable, acting.__file__, folder, *ends], wait)
+            give_up = time.monotonic() + 1
+            while (left := len(processes.marked(mark))) and time.monotonic() < give_up:
+                time.sleep(0.05)
+        finally:
+            processes.end(mark)
+        ranks = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
+    return Launched(status, sorted(ranks, key=lambda rank: rank["RANK"] or ""), left)
 
 
-def waits_for_the_name(local_rank, file, download):
-    if local_rank == 0:
-        download(file)
-    while not file.exists():
-        time.sleep(0.01)
-    return file.read_text()
+def one_after_another(count, command, wait):
+    return max(subprocess.run(command, env=os.environ | {"RANK": str(rank)}, check=False).returncode
+               for rank in range(count))
 
 
-def measure_fetch(function, context):
-    """The calls of this rank, in order, and how its function ended.
-
-    Each rank notes in the store where it is. So a download goes on as soon as the other ranks have stopped, and a
-    barrier that a rank will not reach ends at once: no result depends on the speed of the machine.
-    """
-    node, local_rank = divmod(context.rank, PER_NODE)
-    text = "first half, second half"
-    calls, barrier, world_size = [], dist.barrier, context.world_size
-
-    def note(event):
-        context.store.set(f"{event} {context.rank}", "")
-
-    def have_noted(*events):
-        return {rank for rank in range(world_size) if any(context.store.check([f"{event} {rank}"]) for event in events)}
-
-    def recorded_barrier(*args, **kwargs):
-        event, give_up = f"barrier {calls.count('barrier')}", time.monotonic() + context.timeout
-        calls.append("barrier")
-        note(event)
-        while True:
-            ended = have_noted("end")  # asked first: a rank may come to the barrier and end between the two questions
-            come = have_noted(event)
-            if len(come) == world_size:
-                return barrier(*args, **kwargs)
-            if ended - come or time.monotonic() > give_up:
-                raise NotMet
-            time.sleep(0.05)
-
-    def let_others_stop():
-        """Wait until each rank downloads, is at the next barrier or has ended; for ranks that do none of it, 2 s."""
-        events, give_up = ("download", f"barrier {calls.count('barrier')}", "end"), time.monotonic() + 2
-        while len(have_noted(*events)) < world_size and time.monotonic() < give_up:
-            time.sleep(0.05)
-
-    def download(path):
-        calls.append("download")
-        note("download")
-        let_others_stop()
-        with Path(path).open("w") as out:
-            print(text[:10], end="", file=out, flush=True)
-            let_others_stop()
-            print(text[10:], end="", file=out)
-
-    context.gather("start", True)
-    try:
-        with patched(function, barrier=recorded_barrier):
-            returned = function(local_rank, Path(context.folder, f"node{node}.txt"), download)
-    except FileNotFoundError:
-        end = "found no file"
-    except NotMet:
-        end = "waited in vain at the barrier"
-    else:
-        is_part = isinstance(returned, str) and text.startswith(returned)
-        end = ("returned the whole file" if returned == text else "returned a part of it" if is_part
-               else f"returned {returned!r}")
-    finally:
-        note("end")
-    return {"calls": calls, "end": end}
+def cases_of(launch):
+    """The requirements, one after another."""
+    well = launched(launch, "0", "0", "0")
+    met = sum(rank["met"] for rank in well.ranks)
+    yield Case(met, 3, f"launch(3, …) is to start 3 processes that run at the same time. {met} of them met the others.")
+    for number, rank in enumerate(well.ranks):
+        right = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3",
+                 acting.FROM_CALLER: "yes"}
+        for name, value in right.items():
+            yield Case(rank[name], value, f"Of 3 processes one has {name}={rank[name]}, in place of {value}." if
+                       name != acting.FROM_CALLER else "A variable of your own environment does not reach the ranks.")
+        addresses = ("localhost", "127.0.0.1")
+        yield Case(rank["MASTER_ADDR"], rank["MASTER_ADDR"] if rank["MASTER_ADDR"] in addresses else addresses[0],
+                   f"MASTER_ADDR is {rank['MASTER_ADDR']}. All ranks meet on this machine: localhost.")
+        port = well.ranks[0]["MASTER_PORT"]
+        yield Case((rank["MASTER_PORT"] or "").isdigit() and rank["MASTER_PORT"] == port, True,
+                   f"MASTER_PORT is {port} and {rank['MASTER_PORT']} on two ranks. It is one port for all.")
+    yield Case(well.status, 0, f"All ranks ended with status 0, and launch returned {well.status}.")
+    taken = well.ranks[0]["MASTER_PORT"]
+    with socket.socket() as another_job:
+        with contextlib.suppress(ValueError, OSError):  # it is no port, or somebody has it
+            another_job.bind(("", int(taken)))
+            another_job.listen()
+        port = launched(launch, "0").ranks[0]["MASTER_PORT"]
+    yield Case(port != taken, True, f"Another program listens at port {taken}, and your job got that port, too: its "
+                                    "rank 0 could not listen there. Ask the system for a free one.")
+    for end, what in (("3", "ended with status 3"), ("killed", "was killed")):
+        yield from ended(launched(launch, "hangs", end), f"Rank 1 {what}, while rank 0 waited for it.")
+    yield from ended(launched(launch, "hangs", "hangs", wait=1), "Both ranks hung, and `wait` was 1 second.")
 
 
-@exercise_on_ranks(
-    measure_fetch,
-    solution=fetch,
-    hint="Two steps. Who downloads: once a node, so which number is 0 there? Then the others must not read before it "
-    "is done: dist.barrier() returns when every rank has called it.",
+def ended(job, what):
+    """The cases of a job that could not succeed."""
+    yield Case(len(job.own_ends), 0, f"{what} {len(job.own_ends)} of the ranks ran on to an end of their own. On a "
+                                     "cluster that end is hours away.")
+    yield Case(job.left, 0, f"{what} launch returned, and {job.left} of the processes still ran.")
+    yield Case(bool(job.status), True, f"{what} launch returned {job.status}: whoever started the job takes that for "
+                                       "success.")
+
+
+@exercise(
+    solution=launch_part.launch,
+    hint="Two halves. First start all: subprocess.Popen(command, env=…) returns at once, and each process gets an "
+    "environment of its own. Then look at all of them, again and again: Popen.poll() is None while a process runs. "
+    "What has to happen on every way out of that loop?",
     mistakes={
-        "All ranks download, at the same time: several processes write one file.": partial(fetch_with, downloads="all"),
-        "The disk of node 1 stays empty: rank 0 runs on node 0.": partial(fetch_with, downloads="rank 0"),
-        "Nobody waits for the rank that downloads.": partial(fetch_with, waits="none"),
-        "Only the ranks that download call the barrier. It returns when every rank has called it.":
-            partial(fetch_with, waits="downloader"),
-        "The ranks that download do not call the barrier. It returns when every rank has called it.":
-            partial(fetch_with, waits="others"),
-        "The ranks wait before the download, and not after it.": waits_first,
-        "A file may exist and not be whole. Wait until the rank that writes it has said so, at a barrier.":
-            waits_for_the_name,
+        "subprocess.run waits for the end of a process before you start the next one. Popen does not wait.":
+            one_after_another,
+        "An environment variable is text: str(number).": mistake(launch_part.launch, {'"RANK": str(rank)':
+                                                                                      '"RANK": rank'}),
+        "`env` replaces the whole environment. Add your variables to those of os.environ.":
+            mistake(launch_part.launch, {"**os.environ, ": ""}),
+        "How many ranks are on this node? main.py and others ask LOCAL_WORLD_SIZE.":
+            mistake(launch_part.launch, {'"LOCAL_WORLD_SIZE": str(count), ': ""}),
+        "A port that stands in the program is taken sooner or later. Bind a socket to port 0, and ask it which port it "
+        "got.": mistake(launch_part.launch, {"probe.getsockname()[1]": "29517"}),
+        "Waiting for the ranks one by one, you see rank 1 fail only when rank 0 has ended. Poll all of them.":
+            mistake(launch_part.launch, {"if failed:": "if failed and None not in statuses:"}),
+        "What you start you have to end: on every way out, so in a `finally`.":
+            mistake(launch_part.launch, {"process.kill()": "process.poll()", "process.wait()": "process.poll()"}),
+        "A process that a signal has ended has a status below 0, and that is no success either.":
+            mistake(launch_part.launch, {"if status]": "if status and status > 0]"}),
+        "Where ranks wait for each other nobody fails. Only a clock ends that.":
+            mistake(launch_part.launch, {"while time.monotonic() < give_up": "while True"}),
+        "It ends the ranks, and does not say that one has failed: return its status.":
+            mistake(launch_part.launch, {"return failed[0]": "return 0"}),
     },
-    ranks=len(HOSTS) * PER_NODE,
+    limit=60,
 )
-def fetched(ranks):
-    """One download a node, and every rank reads the whole file. Should a download fail, nobody waits for ever: the
-    barrier ends with an error after the group's timeout. So a download that takes longer than the timeout ends the
-    job, too: give the group more time than the slowest download."""
-    downloads = [rank for rank, measured in enumerate(ranks) if "download" in measured["calls"]]
-    right = list(range(0, len(ranks), PER_NODE))
-    yield Case(downloads, right, f"{len(HOSTS)} nodes of {PER_NODE} processes: ranks {downloads} call "
-                                 f"download(file). Ranks {right} should, one on each node.")
-    ends = "; ".join(f"rank {rank} {measured['end']}" for rank, measured in enumerate(ranks))
-    yield Case([[measured["end"], measured["calls"]] for measured in ranks],  # the calls tell mistakes apart
-               [["returned the whole file", measured["calls"]] for measured in ranks],
-               f"Every rank should return the whole file. With your answer {ends}.")
+def launch(answer):
+    """Of 3 ranks one failed, one was killed, and two hung. Your launcher left no process behind, and told each failure
+    from success. Now it can start a training."""
+    for case in cases_of(answer):
+        yield case
+        if case.got != case.right:
+            return

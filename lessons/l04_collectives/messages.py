@@ -1,7 +1,6 @@
-"""Messages between ranks: what each rank starts and awaits, the rounds in which they go, and the shape that they have.
+"""Messages between ranks: what each rank starts and awaits, and the rounds in which they go on two kinds of networks.
 
-A round is what one pair of hands can do: each rank sends one message at most, and receives one. No clock is read, so
-the rounds of a program are the same on every machine.
+No clock is read, so the rounds of a program are the same on every machine.
 """
 
 import re
@@ -19,10 +18,20 @@ class Collective(Exception):
 
 
 @contextmanager
+def world(group):
+    """Within it the ranks of `group` are all that there are; None: this process is alone."""
+    everyone, dist.group.WORLD = dist.group.WORLD, group
+    try:
+        yield
+    finally:
+        dist.group.WORLD = everyone
+
+
+@contextmanager
 def recorded():
     """The list of what this rank does in the block: ["send" or "recv", the other rank, bytes], and ["wait", the place
-    of that message in the list]. It sees dist.send, isend and batch_isend_irecv alike. A collective raises
-    Collective."""
+    of that message in the list], or "in vain" where it gave up. It sees dist.send, isend and batch_isend_irecv alike. A
+    collective raises Collective."""
     group, works, events = dist.ProcessGroup, {}, []
     start_send, start_recv, start_recv_any, wait = group.send, group.recv, group.recv_anysource, dist.Work.wait
 
@@ -41,9 +50,13 @@ def recorded():
         return note("recv", None, tensors, start_recv_any(group, tensors, *args))
 
     def waited(work, *args, **kwargs):
-        result = wait(work, *args, **kwargs)
-        if id(work) in works:
-            place, _ = works[id(work)]
+        place, _ = works.get(id(work), (None, None))
+        try:
+            result = wait(work, *args, **kwargs)
+        except RuntimeError:
+            events.append(["in vain", place])
+            raise
+        if place is not None:
             if events[place][1] is None:
                 events[place][1] = work._source_rank()
             events.append(["wait", place])
@@ -61,11 +74,19 @@ def recorded():
         yield events
 
 
-def rounds(events: list[list]) -> list[list[tuple[int, int, int]]]:
+def waits_for(events: list[list]) -> str:
+    """The message of one rank's list for which it has waited in vain: "in send to 2"."""
+    place = next(place for kind, place, *_ in reversed(events) if kind == "in vain")
+    kind, other, _ = events[place]
+    return f"in {kind} {'to' if kind == 'send' else 'from'} {other}"
+
+
+def rounds(events: list[list], cards: bool = False) -> list[list[tuple[int, int, int]]]:
     """The messages (from, to, bytes) in rounds that follow one another, from what each rank recorded.
 
-    In each round go as many messages as can, of those that both of their ranks have started. A rank starts its calls in
-    their order, and stops at a wait until that message has come in an earlier round.
+    A rank starts its calls in their order, and stops at a wait until that message has come in an earlier round. A round
+    takes the messages that both of their ranks have started: one at most in each direction of a cable between two
+    ranks; with `cards` one at most that a rank sends, and one that it receives.
     """
     place, started, gone, result = [0] * len(events), [[] for _ in events], set(), []
     while True:
@@ -74,78 +95,29 @@ def rounds(events: list[list]) -> list[list[tuple[int, int, int]]]:
                 if own[place[rank]][0] != "wait":
                     started[rank].append(place[rank])
                 place[rank] += 1
-        ready = [{} for _ in events]  # of each rank {the rank that it can send to: (its send, the other's recv)}
-        for rank, own in enumerate(events):
-            for index in started[rank]:
-                kind, to, _ = own[index]
-                arrival = next((other for other in started[to] if events[to][other][:2] == ["recv", rank]), None) if (
-                    kind == "send") else None
-                if arrival is not None:
-                    ready[rank].setdefault(to, (index, arrival))
-        now = []
-        for to, rank in _as_many_as_can(ready).items():
-            index, arrival = ready[rank][to]
-            now.append((rank, to, events[rank][index][2]))
-            gone |= {(rank, index), (to, arrival)}
+        now, busy = [], set()
+        for rank, index in [(rank, index) for rank, own in enumerate(started) for index in own]:
+            kind, to, size = events[rank][index]
+            taken = {("from", rank), ("to", to)} if cards else {(rank, to)}
+            receipt = next((other for other in started[to] if events[to][other][:2] == ["recv", rank]), None)
+            if kind == "send" and receipt is not None and not busy & taken:
+                now.append((rank, to, size))
+                busy |= taken
+                gone |= {(rank, index), (to, receipt)}
         if not now:
             return result
-        result.append(sorted(now))
+        result.append(now)
         started = [[index for index in own if (rank, index) not in gone] for rank, own in enumerate(started)]
 
 
-def _as_many_as_can(ready):
-    """{receiver: sender}: as many as can be paired at once (Kuhn's algorithm), first those who have most to send."""
-    sender_of = {}
+def count(events: list[list], tensor_bytes: int) -> dict:
+    """Of an all-reduce, from what each rank recorded, sizes in tensors: {messages; most, which the busiest rank sends;
+    rounds and path on cables; card_rounds and card_path with one card per host; in_rounds, on cables}.
 
-    def paired(sender, tried):
-        for to in ready[sender]:
-            if to not in tried:
-                tried.add(to)
-                if to not in sender_of or paired(sender_of[to], tried):
-                    sender_of[to] = sender
-                    return True
-        return False
-
-    for sender in sorted(range(len(ready)), key=lambda rank: -len(ready[rank])):
-        paired(sender, set())
-    return sender_of
-
-
-def shape(in_rounds: list[list[tuple[int, int, int]]], ranks: int) -> str:
-    """"star", "chain", "tree", "ring", "each to each" or "mixed": which ranks the messages join. Of two ranks there is
-    one "pair"; on three ranks a chain is a star. An all-reduce of 2 (n - 1) messages goes to one rank and back: "star,
-    then tree" where the two ways differ."""
-    if ranks == 2:
-        return "pair"
-    if sum(map(len, in_rounds)) == 2 * (ranks - 1):
-        there = next(end for end in range(len(in_rounds) + 1) if sum(map(len, in_rounds[:end])) >= ranks - 1)
-        both = [_one_shape(half, ranks) for half in (in_rounds[:there], in_rounds[there:])]
-        if "mixed" not in both:
-            return ", then ".join(dict.fromkeys(both))
-    return _one_shape(in_rounds, ranks)
-
-
-def _one_shape(in_rounds, ranks):
-    ways = {(source, to) for now in in_rounds for source, to, _ in now}
-    pairs = {frozenset(way) for way in ways}
-    next_of, reached = dict(ways), {0}
-    for _ in range(ranks):
-        reached |= {rank for pair in pairs if pair & reached for rank in pair}
-    degrees = [sum(rank in pair for pair in pairs) for rank in range(ranks)]
-    if len(ways) == len(next_of) == len(set(next_of.values())) == len(reached) == ranks:
-        return "ring"
-    if len(pairs) == ranks - 1 and len(reached) == ranks:
-        if max(degrees) == ranks - 1:
-            return "star"
-        # A chain is rooted at an end, so its messages follow one another; rooted in its middle it has two branches.
-        return "chain" if max(degrees) == 2 and len(in_rounds) >= ranks - 1 else "tree"
-    return "each to each" if len(pairs) == ranks * (ranks - 1) / 2 else "mixed"
-
-
-def figures(in_rounds: list[list[tuple[int, int, int]]], ranks: int, tensor_bytes: int) -> dict:
-    """{shape, messages, rounds, most (bytes that the busiest rank sends, in tensors), path (the largest message of each
-    round, added up, in tensors)}."""
-    sent = [sum(size for now in in_rounds for source, _, size in now if source == rank) for rank in range(ranks)]
-    path = sum(max(size for *_, size in now) for now in in_rounds)
-    return {"shape": shape(in_rounds, ranks), "messages": sum(map(len, in_rounds)), "rounds": len(in_rounds),
-            "most": max(sent) / tensor_bytes, "path": path / tensor_bytes}
+    A path is the largest message of each round, added up: as long as that takes, the network is busy.
+    """
+    cables, cards = rounds(events), rounds(events, cards=True)
+    sent = [sum(size for now in cables for source, _, size in now if source == rank) for rank in range(len(events))]
+    path, card_path = (sum(max(size for *_, size in now) for now in each) / tensor_bytes for each in (cables, cards))
+    return {"messages": sum(map(len, cables)), "most": max(sent) / tensor_bytes, "rounds": len(cables), "path": path,
+            "card_rounds": len(cards), "card_path": card_path, "in_rounds": cables}

@@ -1,21 +1,20 @@
-"""Lesson 04: pictures of what each rank holds, cell by cell, of messages and of their times, and tables of the hangs.
+"""Lesson 04: pictures of what each rank holds, cell by cell, of messages, and of the race.
 
-The numbers are those of collectives_shown.py, own_collectives.py and hang_on_purpose.py. Each digit of a number stands
-for one rank, so a cell shows by its colours from which ranks its number came, and an arrow leads from each of them.
+The numbers are those of collectives.py and race.py. Each digit of a number stands for one rank, so a cell shows by its
+colours from which ranks its number came, and an arrow leads from each of them.
 """
 
 import math
-import re
 
 import matplotlib.pyplot as plt
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from course import compare, lesson
+from course import compare, dial, lesson
 from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, MARKERS, bare, colour_of, darker, ticks
+from course.plots.style import COLOURS, GREY, MARKERS, PREDICTED, bar_style, bare, colour_of, darker, name_rows
 
 # ------------------------------------------------------------------------------------------ pictures
 
@@ -66,12 +65,12 @@ def arrow(ax: Axes, start: tuple, end: tuple, rank: int, width=3.0) -> None:
 
 
 def before_after(demo: dict, *names: str) -> Figure:
-    """What each rank held before and after these collectives, of the file of collectives_shown.py, one below another.
-    An arrow leads from one rank to another for the numbers that went there."""
-    ranks = len(demo[names[0]][0]["cells"])
+    """What each rank held before and after these collectives, of the file of collectives.py, one below another. An
+    arrow leads from one rank to another for the numbers that went there."""
+    ranks = len(demo[names[0]][0])
     fig = plt.figure(figsize=(13.8, (1 + 0.68 * ranks) * len(names)))
     for name, part in zip(names, fig.subfigures(len(names), 1, squeeze=False)[:, 0], strict=True):
-        before, after = (state["cells"] for state in demo[name])
+        before, after = demo[name]
         columns = [max(2, *map(len, cells)) for cells in (before, after)]
         left, middle, right = part.subplots(1, 3, width_ratios=[columns[0], 1.2, columns[1]])
         held(before, left, f"{name}: before")
@@ -84,19 +83,18 @@ def before_after(demo: dict, *names: str) -> Figure:
     return fig
 
 
-def ring(run: dict, half: str) -> Figure:
-    """One half of the ring, "ring" of collectives_shown.py: the start and the steps in which chunks are "added", or
-    the steps in which they are "copied". Steps count from 0. An arrow leads to each number that has just arrived."""
-    ranks = len(run["equal"])
-    steps = range(-1, ranks - 1) if half == "added" else range(ranks - 1, 2 * (ranks - 1))
-    rows = math.ceil(len(steps) / 2)
+def ring(steps: list[dict], half: str) -> Figure:
+    """One half of the ring, "ring" of collectives.py: the start and the steps in which chunks are "added", or the steps
+    in which they are "copied". Steps count from 0. An arrow leads to each number that has just arrived."""
+    ranks = len(steps[0]["cells"])
+    shown = range(-1, ranks - 1) if half == "added" else range(ranks - 1, 2 * (ranks - 1))
+    rows = math.ceil(len(shown) / 2)
     fig, axes = plt.subplots(rows, 2, figsize=(6 + 2 * ranks, (1 + 0.85 * ranks) * rows), squeeze=False)
-    for ax in axes.flat[len(steps):]:
+    for ax in axes.flat[len(shown):]:
         ax.remove()
-    for step, ax in zip(steps, axes.flat, strict=False):
-        state = run["steps"][step + 1]
-        sent = state.get("sent", ())
-        held(state["cells"], ax, fontsize=20, height=0.56,
+    for step, ax in zip(shown, axes.flat, strict=False):
+        sent = steps[step + 1]["sent"] if step >= 0 else ()
+        held(steps[step + 1]["cells"], ax, fontsize=20, height=0.56,
              mark={((rank + 1) % ranks, chunk) for rank, chunk in enumerate(sent)})
         for rank, chunk in enumerate(sent):
             arrow(ax, (chunk, rank + 0.3), (chunk, rank + 0.7), rank)
@@ -108,141 +106,185 @@ def ring(run: dict, half: str) -> Figure:
     return fig
 
 
-# ------------------------------------------------------------------------------------------ what the learner wrote
+# ------------------------------------------------------------------------------------------ counted
 
 
-NAMES = {"04_broadcast": "broadcast", "04_all_reduce": "all_reduce", "04_ring": "all_reduce, exercise 3"}
+WAYS = {"star": COLOURS[1], "tree": COLOURS[2], "ring": COLOURS[0], "direct": COLOURS[3], "torch": GREY}
 
 
-def messages_sent(run: dict) -> Figure:
-    """The messages of each function in the file of own_collectives.py: a row a rank, a column a round."""
-    programs = [program for program in run["programs"] if program["name"] != "torch"]
-    ranks = run["world_size"]
-    fig, axes = plt.subplots(1, len(programs), width_ratios=[program["rounds"] + 1 for program in programs], figsize=(
-        4 + 0.85 * sum(program["rounds"] + 1 for program in programs), 2.6 + 0.75 * ranks))
-    for program, ax in zip(programs, axes, strict=True):
-        for number, now in enumerate(program["in_rounds"]):
+def called(name: str, run: dict) -> str:
+    """What a way is called in a table of this run: "ring, yours"."""
+    return "dist.all_reduce" if name == "torch" else f"{name}, yours" if run["whose"][name] == "yours" else name
+
+
+def of_ranks(run: dict, ranks: int) -> dict:
+    """{way: its counts} on so many ranks, or on all that there were."""
+    return run["counts"].get(str(ranks)) or run["counts"][str(run["world_size"])]
+
+
+def messages_sent(run: dict, ranks: int = 4) -> Figure:
+    """The messages of each way, of the file of race.py: a row a rank, a column a round on cables."""
+    counts = {name: each for name, each in of_ranks(run, ranks).items() if name != "torch"}
+    fig, axes = plt.subplots(1, len(counts), figsize=(18, 2.6 + 0.75 * ranks),
+                             width_ratios=[each["rounds"] + 1 for each in counts.values()])
+    for (name, each), ax in zip(counts.items(), axes, strict=True):
+        for number, now in enumerate(each["in_rounds"]):
             for source, to, size in now:
-                arrow(ax, (number, source), (number + 1, to), source, 1 + 3 * size / program["bytes"])
-        ax.set(xlim=(-0.15, program["rounds"] + 0.15), ylim=(ranks - 0.6, -0.4), xlabel="rounds")
-        ax.set_xticks(range(program["rounds"] + 1))
+                arrow(ax, (number, source), (number + 1, to), source, 1 + 3 * size / run["counted_bytes"])
+        ax.set(xlim=(-0.15, each["rounds"] + 0.15), ylim=(ranks - 0.6, -0.4), xlabel="rounds")
+        ax.set_xticks(range(each["rounds"] + 1))
         name_ranks(ax, ranks)
         ax.spines["left"].set_visible(False)
         ax.tick_params(axis="y", length=0)
-        ax.set_title(f"{NAMES[program['name']]}\n{program['whose']}: {program['shape']}", fontsize=18)
+        ax.set_title(called(name, run), fontsize=18)
     return fig
 
 
-def called(program: dict) -> str:
-    """Whose it is, and its shape."""
-    shape = program.get("shape", "")
-    if shape == "pair":  # of two ranks: no shape tells exercises 2 and 3 apart
-        shape = NAMES[program["name"]].partition(", ")[2]
-    return f"{program['whose']}: {shape}" if shape else program["whose"]
+def number_of_messages(run: dict, ranks: int, name: str) -> int:
+    """In a call. Of torch's own: from the bytes that the kernel counted beyond the tensor's; a message has as many of
+    its own, its headers, as one of our ring."""
+    ways = of_ranks(run, ranks)
+    if name != "torch":
+        return ways[name]["messages"]
+    beyond = {each: sum(ways[each]["sent"]) - 2 * (len(ways[each]["sent"]) - 1) * run["counted_bytes"]
+              for each in ("ring", "torch")}
+    return round(beyond["torch"] / (beyond["ring"] / ways["ring"]["messages"]))
 
 
-def own_table(run: dict) -> list[dict]:
-    """The figures of those messages."""
-    return [{"": f"{NAMES[program['name']]}, {program['whose']}", "shape": program["shape"],
-             "messages": program["messages"], "rounds": program["rounds"],
-             "the busiest rank sends, tensors": f"{program['most']:.3g}",
-             "one after another, tensors": f"{program['path']:.3g}",
-             "all messages, tensors": "{:.3g}".format(
-                 sum(size for now in program["in_rounds"] for *_, size in now) / program["bytes"])}
-            for program in run["programs"] if program["name"] != "torch"]
-
-
-def own_times(run: dict) -> Figure:
-    """Milliseconds by message size, of own_collectives.py: a panel for each operation."""
-    fig, axes = plt.subplots(1, 2, figsize=(16, 6))
-    for operation, ax in zip(("broadcast", "all_reduce"), axes, strict=True):
-        ends = []
-        for number, program in enumerate(each for each in run["programs"] if each["operation"] == operation):
-            rows = pd.DataFrame(program["times"])
-            colour = GREY if program["name"] == "torch" else COLOURS[number]
-            ms = 1e3 * rows["seconds"]
-            spread = [ms - 1e3 * rows["rounds"].map(min), 1e3 * rows["rounds"].map(max) - ms]
-            ax.errorbar(rows["bytes"], ms, spread, marker=MARKERS[number], color=colour, capsize=6)
-            ends.append((rows["bytes"].iloc[-1], ms.iloc[-1], called(program), colour))
-        ax.set(xscale="log", yscale="log", title=f"{operation}, {lesson.some(run['world_size'], 'rank')}",
-               xlabel="size of the tensor", ylabel="milliseconds")
-        ax.set_xlim(right=200 * rows["bytes"].iloc[-1])
-        ticks(ax, rows["bytes"])
-        ax.set_xticklabels(map(size_name, rows["bytes"]))
-        ax.yaxis.set_major_formatter("{x:g}")
-        write_beside(ax, ends, BESIDE_AN_END)
-    return fig
-
-
-def size_name(size: int) -> str:
-    """Of bytes: 32 KiB, 1 MiB."""
-    return f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
-
-
-def ratio(program: dict, other: dict, at: int) -> compare.Ratio:
-    """How many times as long as the `other` a program takes, for the tensor size number `at`."""
-    return compare.ratio(*(each["times"][at]["rounds"] for each in (program, other)))
-
-
-def times_table(run: dict) -> list[dict]:
-    """The median time of each function for the smallest and the largest tensor, and how many times torch's that is."""
-    torch = {each["operation"]: each for each in run["programs"] if each["name"] == "torch"}
+def counts_table(run: dict, ranks: int = 4) -> list[dict]:
+    """What each way sends on so many ranks, and the kernel's count beside it where there is one."""
     rows = []
-    for program in sorted(run["programs"], key=lambda program: program["operation"], reverse=True):
-        row = {"": program["operation"], "by": called(program)}
-        for at in (0, -1):
-            size, its = size_name(program["times"][at]["bytes"]), torch[program["operation"]]
-            row[f"{size}, ms"] = f"{1e3 * program['times'][at]['seconds']:.3g}"
-            row[f"{size}: times as long as torch"] = "" if its is program else str(ratio(program, its, at))
+    for name, each in of_ranks(run, ranks).items():
+        row = {"": called(name, run), "messages": "–", "rounds": each.get("rounds", "–"),
+               "the busiest rank sends, tensors": f"{each['most']:.3g}" if "most" in each else "–"}
+        if "sent" in each:
+            row["messages"] = number_of_messages(run, ranks, name)
+            row["counted by the kernel, tensors"] = f"{max(each['sent']) / run['counted_bytes']:.2f}"
         rows.append(row)
     return rows
 
 
-def ring_ratios(run: dict) -> list[compare.Ratio]:
-    """How many times as long as the all-reduce of exercise 2 the ring takes, for the smallest and the largest size."""
-    programs = {program["name"]: program for program in run["programs"]}
-    return [ratio(programs["04_ring"], programs["04_all_reduce"], at) for at in (0, -1)]
+def busiest_by_ranks(run: dict, ax: Axes | None = None) -> Axes:
+    """How many times its tensor the busiest rank sends, against the number of ranks: counted."""
+    ax = ax or plt.subplots(figsize=(11, 6))[1]
+    worlds, ends = sorted(map(int, run["counts"])), []
+    for number, name in enumerate(WAYS):
+        if name == "torch":
+            continue
+        most = [run["counts"][str(ranks)][name]["most"] for ranks in worlds]
+        over = name == "direct"  # it sends as much as the ring: dashes and larger, hollow markers show both
+        ax.plot(worlds, most, marker=MARKERS[number], color=WAYS[name], linestyle="--" if over else "-",
+                markersize=15 if over else 9, markerfacecolor="none" if over else WAYS[name])
+        ends.append((worlds[-1], most[-1], called(name, run), WAYS[name]))
+    ax.set(xlabel="ranks", ylabel="× its tensor", title="What the busiest rank sends", ylim=(0, None))
+    ax.set_xticks(worlds)
+    ax.set_xlim(right=worlds[-1] + 0.15 * (worlds[-1] - worlds[0]) + 0.2)
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
 
 
-def ring_verdict(run: dict) -> list[str]:
-    """A line for each of the two sizes. Our star and our ring must differ at the smaller one."""
-    star = next(program for program in run["programs"] if program["name"] == "04_all_reduce")
-    small, large = ring_ratios(run)
-    missed = star["whose"] == "ours" and small.undecided
-    sizes = [size_name(time["bytes"]) for time in star["times"]]
-    return [f"{sizes[0]}: time of the ring / time of the all-reduce of exercise 2: {small}."
-            + f" {compare.NOT_SHOWN}" * missed, f"{sizes[-1]}: {large}."]
+# ------------------------------------------------------------------------------------------ raced
 
 
-def intervals(times: dict, events: dict) -> pd.DataFrame:
-    """The table for `plots.timeline`, in milliseconds, from {point: the seconds at which each rank came to it}.
-
-    `events`: {text in the bar: (event, the point at which it begins, the point at which it ends)}.
-    """
-    return pd.DataFrame([{"rank": rank, "event": event, "text": text, "start": 1000 * begin, "end": 1000 * end}
-                         for text, (event, first, last) in events.items()
-                         for rank, (begin, end) in enumerate(zip(times[first], times[last], strict=True))])
+def race_of(run: dict, rate: str | None, ranks: int | None = None, size: int | None = None) -> dict:
+    """One race of the file of race.py; of several sizes the largest, of several numbers of ranks all."""
+    return max((race for race in run["races"] if race["rate"] == rate and race["ranks"] == (ranks or race["ranks"])
+                and race["bytes"] == (size or race["bytes"])), key=lambda race: (race["ranks"], race["bytes"]))
 
 
-# ------------------------------------------------------------------------------------------ tables
+def predicted(run: dict, race: dict, name: str) -> float:
+    """Seconds, from the counted rounds: the largest message of each, one after the other. torch's own is a ring."""
+    counts = run["counts"][str(race["ranks"])]["ring" if name == "torch" else name]
+    return counts["card_path" if run["cards"] else "path"] * 8 * race["bytes"] / dial.bits(race["rate"])
 
 
-def messages(ranks: list[dict]) -> list[dict]:
-    """Each rank's error message in the end, without its place in gloo's source and the options of its tensors."""
+def middle(run: dict) -> str:
+    """The rate at which a run stands beside that of the cards: 200mbit, or the one that there is."""
+    rates = [race["rate"] for race in run["races"] if race["rate"]]
+    return "200mbit" if "200mbit" in rates else rates[-1]
+
+
+def fastest(run: dict) -> str:
+    """Of the ways that are made of messages, at that rate."""
+    ways = race_of(run, middle(run))["ways"]
+    return min((name for name in ways if name != "torch"), key=lambda name: compare.interval(ways[name]["seconds"]))
+
+
+def in_ms(seconds: list[float]) -> str:
+    return "{} ({} to {})".format(*(f"{1e3 * each:.{0 if each >= 1 else 3}{'f' if each >= 1 else 'g'}}"
+                                    for each in compare.interval(seconds)))
+
+
+def race_table(run: dict) -> list[dict]:
+    """At each rate: milliseconds, the median and its interval, beside the prediction."""
+    rates = [race["rate"] for race in run["races"] if race["rate"]]
     rows = []
-    for number, rank_result in enumerate(ranks):
-        text = re.sub(r"\[[^\] ]*/[^\]]*\] ?", "", rank_result["error"] or "")
-        message = " ".join(re.sub(r"TensorOptions\(.*?\)\)\)", "…)", text).split())
-        rows.append({"rank": number, "after, s": f"{rank_result['end']:.2f}",
-                     "it says": message or "nothing: it went on"})
+    for name in WAYS:
+        row = {"": called(name, run)}
+        for rate in rates:
+            race = race_of(run, rate)
+            row |= {f"{rate}: predicted, ms": f"{1e3 * predicted(run, race, name):.0f}",
+                    f"{rate}: measured, ms": in_ms(race["ways"][name]["seconds"])}
+        rows.append(row)
     return rows
 
 
-def stacks(ranks: list[dict]) -> list[dict]:
-    """In which function of torch each rank was when its stack was printed, and from which line of the program."""
-    rows = []
-    for number, rank_result in enumerate(ranks):
-        line = next(line for line in rank_result["stack"] if "/hang_on_purpose.py" in line)
-        inside = rank_result["stack"][1].split(" in ")[-1]  # [0] is a wrapper around it, which logs
-        rows.append({"rank": number, "it is in": f"`{inside}`", "called at": line.partition(", ")[2]})
+def networks(run: dict, cards: dict, source: str) -> Figure:
+    """The same message on three networks: `run` at one rate on cables, `cards`, recorded, and `run` without a limit.
+    `source` of `run`: live or recorded."""
+    rate, card = middle(run), middle(cards)
+    fig, axes = plt.subplots(1, 3, figsize=(18, 5.5))
+    for (each, its_rate, its_source, title), ax in zip([
+            (run, rate, source, f"a cable per pair, {rate}"), (cards, card, "recorded", f"one card per host, {card}"),
+            (run, None, source, "no limit: one memory")], axes, strict=True):
+        race = race_of(each, its_rate)
+        for row, (name, colour) in enumerate(WAYS.items()):
+            median = 1e3 * compare.interval(race["ways"][name]["seconds"])[0]
+            ax.barh(row, median, height=0.6, **bar_style(its_source, colour))
+            ax.text(median, row, f"   {median:.0f} ", va="center", fontweight="bold")
+            if its_rate:
+                ax.plot(1e3 * predicted(each, race, name), row, **PREDICTED | {"color": "black"})
+        name_rows(ax, [called(name, run) for name in WAYS] if ax is axes[0] else [""] * len(WAYS))
+        ax.set(title=f"{title}\n({its_source})", xlabel="milliseconds")
+        ax.margins(x=0.2)
+    fig.legend(handles=[Line2D([], [], label="predicted from the count", **PREDICTED | {"color": "black"})],
+               frameon=False, loc="outside lower center")
+    return fig
+
+
+def small_table(run: dict) -> list[dict]:
+    """1 KiB without a limit, on two ranks and on all: the time, and what it goes with."""
+    rows, small = [], min(race["bytes"] for race in run["races"])
+    for ranks in sorted({race["ranks"] for race in run["races"] if not race["rate"]}):
+        ways = race_of(run, None, ranks, small)["ways"]
+        for name in ("star", "ring", "torch"):
+            on = f"{lesson.some(ranks, 'rank')} on {lesson.some(run['cores'], 'core')}"
+            rows.append({"1 KiB": f"{on}, {called(name, run)}",
+                         "time, ms": in_ms(ways[name]["seconds"]),
+                         "times the star's": "1" if name == "star" else str(
+                             compare.ratio(ways[name]["seconds"], ways["star"]["seconds"])),
+                         "messages": number_of_messages(run, ranks, name),
+                         "gives up its core, times": f"{sum(ways[name]['switches']):.0f}"})
     return rows
+
+
+def large_table(run: dict) -> list[dict]:
+    """4 MiB without a limit, on all ranks: the time, and who computes how much."""
+    ways, rows = race_of(run, None)["ways"], []
+    for name in ("star", "ring", "torch"):
+        computed = ways[name]["computed"]
+        rows.append({"4 MiB": f"{lesson.some(len(computed), 'rank')}, {called(name, run)}",
+                     "time, ms": in_ms(ways[name]["seconds"]), "times the star's": "1" if name == "star" else str(
+                         compare.ratio(ways[name]["seconds"], ways["star"]["seconds"])),
+                     "all ranks compute, ms": f"{1e3 * sum(computed):.1f}",
+                     "of it the busiest": f"{max(computed) / sum(computed):.0%}"})
+    return rows
+
+
+def ring_verdict(run: dict) -> str:
+    """What the ring saves at the middle rate."""
+    race = race_of(run, middle(run))
+    ratio = compare.ratio(race["ways"]["ring"]["seconds"], race["ways"]["star"]["seconds"])
+    counted = predicted(run, race, "ring") / predicted(run, race, "star")
+    return (f"At {race['rate']} per cable, 4 MiB on 4 ranks: time of the {called('ring', run)} / time of the "
+            f"{called('star', run)}: {ratio}. Predicted: {counted:.2f}.")

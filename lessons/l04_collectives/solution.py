@@ -1,45 +1,65 @@
-"""Lesson 04's own collectives, made of messages between two ranks. All change `tensor` in place."""
+"""All-reduces made of messages between two ranks, and a broadcast. All change `tensor` in place, on every rank.
+
+The ring is the learner's part of the program: lessons/start/ours/all_reduce.py.
+"""
 
 import torch
 import torch.distributed as dist
 
 
-def my_broadcast(tensor, src):
-    ranks = dist.get_world_size()
-    place = (dist.get_rank() - src) % ranks  # counted from src
-    have = 1  # how many places have the tensor: twice as many after each round
-    while have < ranks:
-        if place < have and place + have < ranks:
-            dist.send(tensor, (place + have + src) % ranks)
-        elif have <= place < 2 * have:
-            dist.recv(tensor, (place - have + src) % ranks)
-        have *= 2
-
-
-def my_all_reduce(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        part = torch.empty_like(tensor)
-        for other in range(1, ranks):
-            dist.recv(part, other)
+def star(tensor):
+    """Rank 0 receives from all at the same time, and sends the sum to all."""
+    others = range(1, dist.get_world_size())
+    if dist.get_rank() == 0:
+        parts = [torch.empty_like(tensor) for _ in others]
+        for receipt in [dist.irecv(part, other) for part, other in zip(parts, others, strict=True)]:
+            receipt.wait()
+        for part in parts:
             tensor += part
-        for other in range(1, ranks):
-            dist.send(tensor, other)
+        for sending in [dist.isend(tensor, other) for other in others]:
+            sending.wait()
     else:
         dist.send(tensor, 0)
         dist.recv(tensor, 0)
 
 
-def my_ring(tensor):
+def broadcast(tensor):
+    """In each round every rank that has rank 0's tensor sends it on: a tree."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    have = 1  # ranks 0 to have - 1 have it
+    while have < ranks:
+        if rank < have and rank + have < ranks:
+            dist.send(tensor, rank + have)
+        elif have <= rank < 2 * have:
+            dist.recv(tensor, rank - have)
+        have *= 2
+
+
+def tree(tensor):
+    """In each round half of the ranks send their sums to the other half; a broadcast brings the whole sum back."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    part, distance = torch.empty_like(tensor), 1
+    while distance < ranks and rank % distance == 0:  # whoever has sent its sum is done
+        if rank % (2 * distance):
+            dist.send(tensor, rank - distance)
+        elif rank + distance < ranks:
+            dist.recv(part, rank + distance)
+            tensor += part
+        distance *= 2
+    broadcast(tensor)
+
+
+def direct(tensor):
+    """Each rank adds up one chunk, which all others send it at the same time, and sends the sum to all of them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    others = [(rank + distance) % ranks for distance in range(1, ranks)]  # not all begin with the same rank
     chunks = tensor.tensor_split(ranks)
-    for step in range(2 * (ranks - 1)):
-        outgoing, incoming = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
-        arriving = torch.empty_like(incoming)
-        for transfer in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks),
-                                                dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)]):
-            transfer.wait()
-        if step < ranks - 1:
-            incoming += arriving
-        else:
-            incoming.copy_(arriving)
+    parts = {other: torch.empty_like(chunks[rank]) for other in others}
+    for message in [dist.irecv(parts[other], other) for other in others] + [
+            dist.isend(chunks[other], other) for other in others]:
+        message.wait()
+    for part in parts.values():
+        chunks[rank].add_(part)
+    for message in [dist.irecv(chunks[other], other) for other in others] + [
+            dist.isend(chunks[rank], other) for other in others]:
+        message.wait()

@@ -1,272 +1,166 @@
-"""Exercises of lesson 05. What is right comes from PyTorch's own sampler, or from one process with all images."""
+"""Exercises of lesson 05: the parts shard and evaluate of the learner's program. What is right is what one process
+sees, or counts."""
 
-import copy
-import math
-from collections import Counter
-from functools import partial
-from itertools import islice
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
+from torch.utils.data import DistributedSampler
 
 from course.exercise import Case, Wrong, exercise, mistake
 from course.on_ranks import exercise_on_ranks
-from lessons.l05_distributed_sampler.solution import Stream, WholeStream
+from lessons.start.ours.evaluate import evaluate as our_evaluate
+from lessons.start.ours.shard import shard as our_shard
 
 
 # Exercise 1: the shard of a rank
-def my_shard(n, rank, world_size):
-    total = math.ceil(n / world_size) * world_size  # all shards are equally long
-    return [place % n for place in range(rank, total, world_size)]  # % n: padding begins again at item 0
-
-
-def blocks(n, rank, world_size):
-    size = math.ceil(n / world_size)
-    return [place % n for place in range(rank * size, (rank + 1) * size)]
-
-
-def padded_once(n, rank, world_size):
-    return [*range(n), *range(min(n, -n % world_size))][rank::world_size]
-
-
-def not_padded(n, rank, world_size):
+def not_shuffled(n, rank, world_size, epoch):
     return list(range(rank, n, world_size))
 
 
-def last_dropped(n, rank, world_size):
-    return list(range(rank, n // world_size * world_size, world_size))
+def shuffled_within(n, rank, world_size, epoch):
+    mine = torch.arange(rank, n, world_size)
+    return mine[torch.randperm(len(mine), generator=torch.Generator().manual_seed(epoch))].tolist()
 
 
-def sampler_shard(n, rank, world_size):
-    return list(DistributedSampler(range(n), world_size, rank, shuffle=False))
+def blocks(n, rank, world_size, epoch):
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(epoch)).tolist()
+    return order[rank * n // world_size:(rank + 1) * n // world_size]
 
 
 def refuse(*args, **kwargs):
-    raise Wrong("Your function asks the sampler, and the exercise is to do without it. A range with a step suffices.")
+    raise Wrong("Your function asks the sampler, and the exercise is to do without it.")
 
 
 @exercise(
-    solution=my_shard,
-    hint="A range has a step. Think of the whole order, made longer until world_size divides it: total = "
-    "ceil(n / world_size) * world_size. Rank r takes the places r, r + world_size, r + 2 * world_size ... below total. "
-    "Which item stands at a place beyond n?",
+    solution=our_shard,
+    hint="No rank can ask another one. So each must work out the same order of all n images by itself, another one in "
+    "each epoch: what do all ranks know, and what can a random generator begin with? Then write down an order of 12 "
+    "images, and cut it into batches of 6, as one process does. Which places of it can rank 0 of 2 take, if each "
+    "batch is to be shared, whatever its size?",
     mistakes={
-        "These are blocks: neighbours stay together. The sampler deals like cards, one item to each rank in turn, so "
-        "that a step of all ranks takes the next items of the order.": blocks,
-        "The set is smaller than the world, and one more round through it does not suffice: go round as often as it "
-        "takes.": padded_once,
-        "The strides are right, but the shards are not equally long. A rank with one step less would leave the others "
-        "waiting in an all-reduce: pad.": not_padded,
-        "You padded with the last item of the order. The padding begins again at the first.":
-            mistake(my_shard, {"place % n": "min(place, n - 1)"}),
-        "You repeat item 0 each time. The padding goes on through the order: 0, 1, 2 ...":
-            mistake(my_shard, {"place % n": "place * (place < n)"}),
-        "You dropped what is left over, as drop_last=True does. The default pads.": last_dropped,
+        "Look at train.py: nothing else shuffles. torch.randperm(n) is an order of n images.": not_shuffled,
+        "A random generator without a seed begins differently in each process, and the ranks are processes. They need "
+        "one order: which seed do all ranks know?":
+            mistake(our_shard, {"torch.Generator().manual_seed(epoch)": "None"}),
+        "The seed is the same in each epoch. Which of the four arguments says that a new one has begun?":
+            mistake(our_shard, {"manual_seed(epoch)": "manual_seed(0)"}),
+        "Each rank takes the whole order. Which part of it is this rank's?":
+            mistake(our_shard, {"[rank::world_size]": ""}),
+        "Each rank has an order of its own, so what one leaves to the others is not what they take. The seed must not "
+        "depend on the rank.": mistake(our_shard, {"manual_seed(epoch)": "manual_seed(1000 * rank + epoch)"}),
+        "First you share out the images, and then each rank shuffles its own. So it never sees those of the others. "
+        "Shuffle all n first.": shuffled_within,
+        "These are blocks: rank 0 has the first part of the order. One process comes to the second part when half of "
+        "the epoch is over. Deal the order like cards: one image to each rank in turn.": blocks,
     },
 )
 def shard(answer):
-    """Your shards are those of DistributedSampler for every set and world size tried: strided, all of one length,
-    padded from the first item on, and for sets smaller than the world too."""
-    for n, world_size in [(20, 2), (21, 2), (10, 1), (7, 4), (3, 8), (1, 3)]:
-        for rank in range(world_size):
-            right = sampler_shard(n, rank, world_size)
-            with mock.patch.object(DistributedSampler, "__init__", refuse):
-                items = answer(n, rank, world_size)
-            if items is None:
-                raise Wrong("Your function returned None. Is its return missing?")
-            got = [int(item) for item in items]
-            yield Case(got, right, f"With n={n}, rank={rank}, world_size={world_size} you gave {got}; the sampler "
-                                   f"gives {right}.")
+    """The ranks agree on an order without a message, and it is another one in each epoch. Whatever the batch size,
+    the k-th shares of all ranks are the k-th batch of one process."""
+
+    def images(n, rank, world_size, epoch):
+        return [int(image) for image in answer(n, rank, world_size, epoch)]
+
+    with mock.patch.object(DistributedSampler, "__init__", refuse), torch.random.fork_rng([]):
+        state = torch.get_rng_state()
+        one, again = images(24, 0, 1, 0), images(24, 0, 1, 0)
+        reseeded = not torch.equal(state, torch.get_rng_state())
+        yield Case(sorted(one), list(range(24)),
+                   f"With n=24, rank=0, world_size=1, epoch=0 you gave {one}. One process alone sees each image once.")
+        yield Case(one == list(range(24)), False,
+                   "With world_size=1 you gave 0 to 23 in their own order. The images must be shuffled.")
+        yield Case(one == again, True, f"Asked twice for n=24, rank=0, world_size=1, epoch=0 you gave {one}, then "
+                                       f"{again}. Two ranks would be as far apart.")
+        yield Case(one == images(24, 0, 1, 1), False,
+                   f"In epochs 0 and 1 you gave the same order, {one}. Each epoch needs another one.")
+        ranks = [images(24, rank, 2, 0) for rank in range(2)]
+        seen = sum(ranks, [])
+        yield Case(len(seen), 24, f"Of n=24 images two ranks together took {len(seen)}.")
+        yield Case(sorted(seen) == list(range(24)), True,
+                   f"With n=24, world_size=2, epoch=0 rank 0 took {ranks[0]} and rank 1 {ranks[1]}: "
+                   f"{24 - len(set(seen))} of the images are seen by nobody.")
+        yield Case({*ranks[0]} == {*images(24, 0, 2, 1)}, False,
+                   f"With n=24, world_size=2 rank 0 takes the images {sorted(ranks[0])} in epochs 0 and 1 alike.")
+        for n, world_size, epoch in [(24, 2, 0), (24, 4, 3), (21, 8, 1)]:
+            one, places = images(n, 0, 1, epoch), n // world_size  # beyond these it is yours to pad or to drop
+            ranks = [images(n, rank, world_size, epoch) for rank in range(world_size)]
+            got = [sorted(one.index(rank[k]) for rank in ranks) for k in range(places)]
+            right = [list(range(k * world_size, (k + 1) * world_size)) for k in range(places)]
+            yield Case(got, right, f"With n={n}, epoch={epoch} one process takes {one[:world_size]} first, and then "
+                                   f"{one[world_size:2 * world_size]}. The ranks' first images are "
+                                   f"{[rank[0] for rank in ranks]}, their second ones {[rank[1] for rank in ranks]}.",
+                       remark=reseeded * "It also gives torch's own generator a seed, from which dropout draws: a "
+                       "torch.Generator() is one of your own." if n == 21 else "")
 
 
-# Exercise 2: a stream, read by ranks and their loader workers
-class EquallyMany(Stream):
-    def __iter__(self):
-        worker = get_worker_info()
-        readers = self.world_size * (worker.num_workers if worker else 1)
-        return islice(super().__iter__(), len(list(self.source)) // readers)
+# Exercise 2: each test image counts once
+N, RIGHT = 7, {0, 3, 5}  # test images, and those on which the model is right
 
 
-class Strided(Stream):
-    """Takes every `step`-th item from `first` on, as the wrong rule of this name says."""
+class Answers(nn.Module):
+    """Logits [B, 2] for images [B, 1] that hold their own number: class 1 for those in RIGHT. All labels are 1."""
 
-    def __init__(self, rule, source):
-        super().__init__(source)
-        self.rule = rule
-
-    def __iter__(self):
-        worker = get_worker_info()
-        of_worker = (worker.id, worker.num_workers) if worker else (0, 1)
-        first, step = WRONG_RULES[self.rule](self.rank, self.world_size, *of_worker)
-        return islice(self.source, first, None, step)
+    def forward(self, images):
+        return nn.functional.one_hot(torch.tensor([int(image) in RIGHT for image in images]).long(), 2).float()
 
 
-WRONG_RULES = {  # (first item, step) of a reader
-    "ranks alone": lambda rank, ranks, worker, workers: (rank, ranks),
-    "workers alone": lambda rank, ranks, worker, workers: (worker, workers),
-    "begins at the worker": lambda rank, ranks, worker, workers: (worker, ranks * workers),
-    "rank + worker": lambda rank, ranks, worker, workers: (rank + worker, ranks * workers),
-    "rank × ranks": lambda rank, ranks, worker, workers: (rank * ranks + worker, ranks * workers),
-}
+def measure_evaluate(evaluate, context):
+    """This rank's images, and the accuracy that it returned."""
+    seen = []
+
+    def batch(indices):
+        numbers = [int(index) for index in indices]
+        seen.extend(numbers)
+        return torch.tensor(numbers, dtype=torch.float32)[:, None], torch.ones(len(numbers), dtype=torch.long)
+
+    accuracy = evaluate(Answers(), batch, N, context.rank, context.world_size, dist.all_reduce)
+    return {"seen": seen, "accuracy": None if accuracy is None else float(accuracy)}
 
 
-class Source:
-    """n items that can only be read from the first on, as from a compressed file: no length, no index."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __iter__(self):
-        return iter(range(self.n))
-
-
-def readings():
-    """(loader workers of each rank, items): as many items as no number of readers divides, and fewer than readers.
-    A loader worker costs a core 0.05 s, and all mistakes run at once: hence no more cases."""
-    return [(0, 23), (1, 2), (2, 23)]
-
-
-def measure_reading(stream, context):
-    """What this rank's loader gives, for each of the readings()."""
-    read = []
-    for workers, n in readings():
-        # Forked workers: a class of a learner's file cannot be sent to spawned ones. The loader ends one that hangs.
-        of_workers = {"multiprocessing_context": "fork", "timeout": 4 * context.timeout} if workers else {}
-        loader = DataLoader(stream(Source(n)), batch_size=None, num_workers=workers, **of_workers)
-        try:
-            read.append([int(item) for item in islice(loader, 10 * n)])  # it may have no end
-        except (AttributeError, TypeError) as error:
-            if "non-iterator of type 'NoneType'" in str(error):
-                raise Wrong("Your __iter__ returned None. Is its return missing?") from None
-            if workers or "'NoneType'" not in str(error):
-                raise
-            raise Wrong("With num_workers=0 the rank itself reads, and get_worker_info() returns None. Count the rank "
-                        "as the only worker then: number 0 of 1.") from None
-    return {"read": read}
+SHARE = "range(rank, n, world_size)"
+MEAN = {"    all_reduce(right)": "    right = right / len(mine)\n    all_reduce(right)"}
 
 
 @exercise_on_ranks(
-    measure_reading,
-    solution=Stream,
-    hint="There are world_size * num_workers readers. Give each a number of its own, from 0 on: rank * num_workers + "
-    "worker id. Then deal like the sampler: itertools.islice(source, first, None, step). With num_workers=0 "
-    "get_worker_info() returns None, and the rank is the only reader.",
+    measure_evaluate,
+    solution=our_evaluate,
+    hint="Each rank takes some of the n images: none is left out, and none comes twice, so the ranks need not have "
+    "equally many. Two numbers make an accuracy. Which of them does each rank know from the start, and which has to "
+    "come from all ranks? all_reduce(tensor) changes the tensor that it is given.",
     mistakes={
-        "Every rank and every worker reads all of it. Which of them is this one, and how many are there?":
-            WholeStream,
-        "The ranks share the items, but each loader worker of a rank reads the whole part of its rank: "
-        "get_worker_info() says which worker this is.": partial(Strided, "ranks alone"),
-        "The loader workers of a rank share the items, but all ranks read the same ones.":
-            partial(Strided, "workers alone"),
-        "The step is right. But worker 0 of every rank begins at item 0: the first item depends on the rank, too.":
-            partial(Strided, "begins at the worker"),
-        "Two readers have the same rank + worker id, for instance worker 1 of rank 0 and worker 0 of rank 1. Before "
-        "rank r there are r * num_workers readers.": partial(Strided, "rank + worker"),
-        "Each rank before yours has num_workers readers, not world_size readers: rank * num_workers + worker id.":
-            partial(Strided, "rank × ranks"),
-        "You drop the last items, so that all readers have equally many. DDP needs equally many steps, as the next "
-        "section shows, but here every item must be read.": EquallyMany,
+        "The sampler makes all shares equally long, and repeats images for that. In training nobody notices. Here they "
+        "count twice.": mistake(our_evaluate, {
+            f"mine = {SHARE}": "mine = [place % n for place in range(rank, n + -n % world_size, world_size)]",
+            "right.item() / n": "right.item() / (n + -n % world_size)"}),
+        "You leave out the images that do not make a full round.": mistake(our_evaluate, {
+            SHARE: "range(rank, n // world_size * world_size, world_size)",
+            "right.item() / n": "right.item() / (n // world_size * world_size)"}),
+        "Each rank evaluates all images. The ranks are there to share them.": mistake(our_evaluate, {
+            SHARE: "range(n)", "    all_reduce(right)": "    "}),
+        "Each rank gives the accuracy on its own images: nothing has come from the other ranks.":
+            mistake(our_evaluate, {"    all_reduce(right)": "    ", "right.item() / n": "right.item() / len(mine)"}),
+        "Each rank divides its own right answers by the images of all ranks. The right answers of the others are "
+        "missing.": mistake(our_evaluate, {"    all_reduce(right)": "    "}),
+        "This is the mean of the ranks' accuracies. An image counts more there if its rank has few: add up the right "
+        "answers, and divide last.": mistake(our_evaluate, {**MEAN, "right.item() / n": "right.item() / world_size"}),
+        "You add up the ranks' accuracies. Add up the right answers, and divide last.":
+            mistake(our_evaluate, {**MEAN, "right.item() / n": "right.item()"}),
+        "The right answers are those of all ranks, and you divide them by the images of one.":
+            mistake(our_evaluate, {"right.item() / n": "right.item() / len(mine)"}),
     },
     ranks=(2, 3),
 )
-def stream(ranks):
-    """Each item is read once, for every number of ranks and loader workers tried, also where they do not divide the
-    items, and where there are fewer items than readers."""
-    for number, (workers, n) in enumerate(readings()):
-        read = sorted(item for measured in ranks for item in measured["read"][number])
-        times = Counter(read)
-        yield Case(read, list(range(n)),
-                   f"A stream of {n} items, {len(ranks)} ranks, num_workers={workers}: "
-                   f"{sum(count > 1 for count in times.values())} items are read more than once, "
-                   f"{len(set(range(n)) - times.keys())} by nobody.")
-
-
-# Exercise 3: batches of unequal size
-def backward(ddp_model, images, labels):
-    count = torch.tensor(float(len(labels)), device=images.device)
-    dist.all_reduce(count)  # images of all ranks
-    loss = cross_entropy(ddp_model(images), labels, reduction="sum")
-    (loss * dist.get_world_size() / count).backward()  # DDP divides by the world size
-
-
-def mean_of_own(ddp_model, images, labels):
-    cross_entropy(ddp_model(images), labels).backward()
-
-
-def without_world_size(ddp_model, images, labels):
-    count = torch.tensor(float(len(labels)), device=images.device)
-    dist.all_reduce(count)
-    (cross_entropy(ddp_model(images), labels, reduction="sum") / count).backward()
-
-
-def only_summed(ddp_model, images, labels):
-    cross_entropy(ddp_model(images), labels, reduction="sum").backward()
-
-
-def of_the_raw_model(ddp_model, images, labels):
-    mean_of_own(ddp_model.module, images, labels)
-
-
-def cut_to_the_shortest(ddp_model, images, labels):
-    shortest = torch.tensor(len(labels))
-    dist.all_reduce(shortest, op=dist.ReduceOp.MIN)
-    mean_of_own(ddp_model, images[:shortest], labels[:shortest])
-
-
-def batch_sizes(ranks):
-    """Images of each rank's batch, no two alike."""
-    return [1 + 2 * rank for rank in range(ranks)]
-
-
-def measure_backward(function, context):
-    """The gradient that it leaves, and that of one process with the images of all ranks."""
-    sizes = batch_sizes(context.world_size)
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(sum(sizes), 4, generator=generator)
-    labels = torch.randint(3, (sum(sizes),), generator=generator)
-    torch.manual_seed(0)
-    model, rows = nn.Linear(4, 3), []
-    alone = copy.deepcopy(model)
-    cross_entropy(alone(inputs), labels).backward()
-    model.register_forward_pre_hook(lambda _, arguments: rows.extend(map(len, arguments)))
-    function(DistributedDataParallel(model), inputs.split(sizes)[context.rank], labels.split(sizes)[context.rank])
-    if model.weight.grad is None:
-        raise Wrong("After your function the weights have no gradient. Did you call backward() on the loss?")
-    return {"images": sum(rows), "batch": sizes[context.rank], "gradient": model.weight.grad.flatten().tolist(),
-            "of one process": alone.weight.grad.flatten().tolist()}
-
-
-@exercise_on_ranks(
-    measure_backward,
-    solution=backward,
-    hint="DDP adds up the ranks' gradients and divides by the world size. So which number must each rank multiply the "
-    "sum of its losses with? It needs the number of images of all ranks: an all-reduce of len(labels).",
-    mistakes={
-        "It is the mean of the ranks' means: an image in a small batch counts more. Begin with the sum of the losses, "
-        "and divide by a number that is the same on all ranks.": mean_of_own,
-        "It is too small by a factor of the world size. You have divided by all images, and then DDP has divided by "
-        "the world size.": without_world_size,
-        "You have the sum over all images, divided by the world size, which is DDP's part. What turns a sum over all "
-        "images into their mean?": only_summed,
-        "Each rank has the gradient of its own batch: nothing was averaged. Call ddp_model, not ddp_model.module.":
-            of_the_raw_model,
-        "You cut every batch to the shortest.": cut_to_the_shortest,
-    },
-)
-def gradient(ranks):
-    """Every rank has the gradient of one process with the images of all ranks: each image counts once, although the
-    batches are unequal."""
-    for rank, measured in enumerate(ranks):
-        yield Case(measured["images"], measured["batch"],
-                   f"On rank {rank} the batch has {measured['batch']} images, and the model saw {measured['images']}. "
-                   "Each image must be seen, and once.")
-    sizes = ", ".join(str(measured["batch"]) for measured in ranks)
-    for measured in ranks:
-        yield Case(measured["gradient"], measured["of one process"],
-                   f"The ranks have batches of {sizes} images, and your gradient is not that of one process with all "
-                   f"{sum(measured['batch'] for measured in ranks)}.", rel_tol=1e-4)
+def evaluate(ranks):
+    """Each image counts once, also where the ranks have unequal numbers of them, and every rank has the accuracy of one
+    process."""
+    seen = sum((rank["seen"] for rank in ranks), [])
+    yield Case(sorted(seen), list(range(N)),
+               f"Of n={N} images on {len(ranks)} ranks the ranks evaluated {[rank['seen'] for rank in ranks]}: "
+               f"{len(seen) - len(set(seen))} more than once, {N - len(set(seen))} left out.")
+    got = [rank["accuracy"] for rank in ranks]
+    shown = ", ".join("None" if each is None else f"{each:.4f}" for each in got)
+    yield Case(got, [len(RIGHT) / N] * len(ranks),
+               f"The model is right on {len(RIGHT)} of n={N} images, an accuracy of {len(RIGHT) / N:.4f}. On "
+               f"{len(ranks)} ranks your function returned {shown}.")

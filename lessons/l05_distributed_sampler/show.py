@@ -1,6 +1,6 @@
-"""Lesson 05: pictures of which rank sees which item, and of what repeated and dropped items do."""
+"""Lesson 05: pictures of which rank sees which item, and of accuracies that count other images than they should."""
 
-import textwrap
+import re
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -8,21 +8,22 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, bare, colour_of, handles, head, line_key, line_style, name_rows, write_in
+from course.one_process import Answer
+from course.plots.labels import BESIDE_A_POINT, write_beside
+from course.plots.style import COLOURS, bare, colour_of, handles, head, line_key, name_rows, write_in
 
-ROWS = {"padded": "padded", "dropped": "dropped", "Join": "Join", "Join, False": "Join, divided by the ranks left"}
 
-
-def sampler_map(shards: list | dict, n: int, title="Which rank sees which item", workers=1) -> Axes:
+def sampler_map(shards: list | dict, n: int, title="Which rank sees which item", order: list | None = None) -> Axes:
     """A column for each of the items 0 to n - 1, and a row for each rank. For several epochs: a row for each epoch, a
-    colour for each rank. For several loader `workers` of each rank: a row for each worker, a colour for each rank.
+    colour for each rank.
 
-    `shards` is a list with the items of each rank (or worker), in its order; for several epochs {epoch: such a list}. A
-    cell shows the item's turn in the shard. It is hatched if the item was seen before in this epoch.
+    `shards` is a list with the items of each rank, in its order; for several epochs {epoch: such a list}. A cell shows
+    the item's turn in the shard. It is hatched if the item was seen before in this epoch. `order`: of the columns, if
+    it is not 0, 1, 2 ...
     """
     rows = "epoch" if isinstance(shards, dict) else "rank"
     epochs = shards if rows == "epoch" else {0: shards}
+    columns = {item: column for column, item in enumerate(order or range(n))}
     seen = pd.DataFrame([(epoch, rank, place, item) for epoch, of_ranks in epochs.items()
                          for rank, shard in enumerate(of_ranks) for place, item in enumerate(shard)],
                         columns=["epoch", "rank", "place", "item"]).sort_values(["place", "rank"])  # as they are dealt
@@ -32,20 +33,24 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item",
     for (row, item), cell in seen.groupby([rows, "item"]):
         height = 0.9 / len(cell)  # an epoch's cell is shared by all ranks that see the item
         for slot, view in enumerate(cell.itertuples()):
-            colour, bottom = colour_of(view.rank // workers), ys[row] - 0.45 + slot * height
+            colour, bottom = colour_of(view.rank), ys[row] - 0.45 + slot * height
             look = {"facecolor": "white", "hatch": "//"} if view.again else {"facecolor": colour}
-            ax.add_patch(Rectangle((item - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
+            ax.add_patch(Rectangle((columns[item] - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
             if len(cell) == 1:
-                write_in(ax, item, bottom + height / 2, ordinal(view.place + 1), look["facecolor"], fontsize=13)
+                write_in(ax, columns[item], bottom + height / 2, ordinal(view.place + 1), look["facecolor"],
+                         fontsize=13)
     missed = {epoch: set(range(n)).difference(*of_ranks) for epoch, of_ranks in epochs.items()}
     for epoch, items in missed.items():
         for y in [ys[epoch]] if rows == "epoch" else ys.values():
             for item in items:
-                write_in(ax, item, y, "×", "white", fontsize=22)
+                write_in(ax, columns[item], y, "×", "white", fontsize=22)
     ax.set(xlim=(-0.6, n - 0.4), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: when its rank sees it)")
-    ax.set_yticks(list(ys.values()), [f"{rows} {row // workers}" + f", worker {row % workers}" * (workers > 1)
-                                      for row in ys])
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
+    ax.set_yticks(list(ys.values()), [f"{rows} {row}" for row in ys])
+    if order:
+        ax.set_xticks(range(n), order)
+        ax.set_xlabel("item, in the order of one process (in the cell: when its rank sees it)")
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
     bare(ax)
     ranks = sorted(seen["rank"].unique()) if rows == "epoch" else []
     key = handles({f"rank {rank}": colour_of(rank) for rank in ranks})
@@ -62,66 +67,39 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if number // 10 % 10 == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
-def stream_ways(results: dict) -> dict:
-    """{way: what stream_readers.py --steps measured}: the whole stream, the learner's or ours, and torch's sampler."""
-    names = {"whole": "every reader reads all", "mine": f"{results['whose']}: each item once",
-             "sampler": "DistributedSampler"}
-    return {name: results["trained"][way] for way, name in names.items()}
+def accuracies(counted: dict, whose: str) -> Axes:
+    """A row for each way to evaluate: the accuracy that it prints, beside the line of one process.
 
-
-def stream_curves(results: dict) -> Axes:
-    """Accuracy on test images by step, a line a way."""
-    ax, ends = plt.subplots(figsize=(14, 6))[1], []
-    for number, (name, way) in enumerate(stream_ways(results).items()):
-        colour, points = (COLOURS[1], COLOURS[0], GREY)[number], len(way["accuracy"])
-        steps = [results["steps"] * (point + 1) // points for point in range(points)]
-        percent = [100 * share for share in way["accuracy"]]
-        ax.plot(steps, percent, **line_style(number, colour=colour))
-        ends.append((steps[-1], percent[-1], name, colour))
-    ax.set(xlabel="steps", ylabel=f"test images right, %\n({results['dataset']})", ylim=(0, None),
-           xlim=(0, 1.5 * results["steps"]), title="The same number of steps, and of images in each")
-    ax.set_xticks([0, *steps])
-    write_beside(ax, ends, BESIDE_AN_END)
+    `counted`: shares from 0 to 1: "truth" (one process), "own" (a list, of each rank's own images), "mean of means",
+    "padded", "dropped", and "evaluate" {number of ranks: of the function, which is `whose`}.
+    """
+    truth, counts = 100 * counted["truth"], list(counted["evaluate"])
+    rows = {"each rank,\nits own images": counted["own"], "mean of the\nranks' accuracies": [counted["mean of means"]],
+            "padded": [counted["padded"]], "dropped": [counted["dropped"]],
+            f"{whose} evaluate, on\n{', '.join(counts[:-1])} and {counts[-1]} ranks": [*counted["evaluate"].values()]}
+    ax, notes = plt.subplots(figsize=(14, 6.5))[1], []
+    ax.axvline(truth, color="black", zorder=1)
+    for y, shares in enumerate(rows.values()):
+        colour, percent = COLOURS[2] if y == len(rows) - 1 else COLOURS[1], [100 * share for share in shares]
+        heights = [y] * len(percent) if y else [-0.2 * percent[:rank].count(each) for rank, each in enumerate(percent)]
+        ax.plot(percent, heights, "o", color=colour, markersize=14, markeredgecolor="white", clip_on=False)
+        off = max(percent, key=lambda value: abs(value - truth)) - truth
+        exact = "exact" if abs(off) < 1e-6 else f"{off:+.2f} points".replace("-", "−")
+        notes.append((percent[0], y, "rank 0" if y == 0 else exact, colour))
+    name_rows(ax, list(rows))
+    ax.set_xlabel(f"accuracy that is printed, %, on {counted['images']} test images")
+    head(ax, "One model, and what is printed of it", key=[line_key("one process", color="black")])
+    write_beside(ax, notes, BESIDE_A_POINT)
     return ax
 
 
-def stream_table(results: dict) -> list[dict]:
-    return [{"way": name, "images computed": f"{way['images']:,}", "different images": f"{way['different']:,}",
-             "seconds": f"{way['seconds']:.1f}", "test images right": f"{way['accuracy'][-1]:.1%}".replace("%", " %")}
-            for name, way in stream_ways(results).items()]
-
-
-def counts_map(counts: dict) -> Axes:
-    """A row for each way of {way: how often each image counts}: orange where this is more than once, × where never."""
-    ax = plt.subplots(figsize=(14, 1.7 + 0.62 * len(counts)))[1]
-    for y, times in enumerate(counts.values()):
-        for image, value in enumerate(times):
-            often = round(value, 2)
-            colour = "white" if often <= 0 else COLOURS[0] if often <= 1 else COLOURS[1]
-            ax.add_patch(Rectangle((image - 0.45, y - 0.42), 0.9, 0.84, facecolor=colour, edgecolor="white"))
-            write_in(ax, image, y, f"{often:g}×" if often > 0 else "×", colour)
-    ax.set(xlim=(-0.6, max(map(len, counts.values())) - 0.4), xlabel="image")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
-    bare(ax)
-    name_rows(ax, [textwrap.fill(name, 20) for name in counts])
-    key = [Patch(color=COLOURS[0], label="once"), Patch(color=COLOURS[1], label="more than once"),
-           line_key("never", linestyle="", marker="x", color="black")]
-    head(ax, "How often each image counts in the gradient", key=key, columns=3)
-    return ax
-
-
-def averages(results: dict) -> list[dict]:
-    """A row for each way of uneven_shards.py: its mean loss and average gradient against those of one process."""
-    def off(value):
-        return f"{100 * (value / results['loss'] - 1):+.1f} %".replace("-0.0", "0.0").replace("+0.0", "0.0")
-
-    rows = [{"way": "one process, each image once", "images": results["images"], "mean loss": f"{results['loss']:.4f}",
-             "its error": "–", "mean of the ranks' means, error": "–", "average gradient, error": "–"}]
-    for way, name in ROWS.items():
-        losses = results[way]["losses"]
-        mean = sum(map(sum, losses)) / sum(map(len, losses))
-        mean_of_means = sum(sum(of_rank) / len(of_rank) for of_rank in losses) / len(losses)
-        rows.append({"way": name, "images": sum(map(len, losses)), "mean loss": f"{mean:.4f}", "its error": off(mean),
-                     "mean of the ranks' means, error": off(mean_of_means),
-                     "average gradient, error": f"{results[way]['gradient_off']:.0%}".replace("%", " %")})
+def same_training(answers: list[Answer]) -> list[dict]:
+    """A row for each number of ranks: what mine/train.py printed of its epochs, and whether its weights are those of
+    one process."""
+    rows = []
+    for answer in answers:
+        epochs = re.findall(r"^epoch (\d+): loss (\S+), accuracy (\S+),", answer.printed, re.M)
+        rows.append({"ranks": answer.ranks} | {f"epoch {epoch}": f"loss {loss}, accuracy {accuracy}"
+                                               for epoch, loss, accuracy in epochs}
+                    | {"equal to one process": "–" if answer.ranks == 1 else "yes" if answer.equal else "no"})
     return rows

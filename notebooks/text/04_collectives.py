@@ -1,13 +1,16 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 120
+#     minutes: 90
 #     quick:
 #       parameters:
+#         epochs: 1
+#         most: 3
 #         patience: 2
-#         ranks: 2
-#       seconds: 45
-#     seconds: 73
+#         rates: 400mbit
+#         rounds: 1
+#       seconds: 60
+#     seconds: 160
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -15,23 +18,24 @@
 # ---
 
 # %% [markdown]
-# # 04 · Collectives
+# # 04 · Messages
 #
-# **The question.** Ranks share no memory. How do they exchange data, and what happens if one of them does not take
-# part?
+# **The question.** Every rank has a gradient, and all need the sum. Which messages make it, and which way is the
+# fastest on which network?
+#
+# **At the end** your program adds up with a ring that you wrote, `mine/all_reduce.py`. You have counted its messages and
+# predicted its time on two networks, to a few percent.
 #
 # **You will be able to**
 #
-# - build a broadcast and an all-reduce out of messages between two ranks, and say what a star, a tree or a ring of
-#   messages costs;
-# - say what each rank holds after a broadcast, scatter, gather, reduce, all_gather, all_reduce, reduce_scatter or
-#   all_to_all, and choose the one that fits;
-# - write code that all ranks run together: gather tensors of unequal length, stop in the same step;
-# - explain why ranks hang, and find out which rank waits where.
+# - send tensors from rank to rank, and say who waits for whom;
+# - build an all-reduce out of messages, and count its rounds and bytes;
+# - predict from the count how long it takes on a given network;
+# - choose the collective that fits.
 #
 # **You need** lesson [03 · Processes and ranks](03_processes_and_ranks.ipynb): rank, world size, process group.
 #
-# **Time.** About 120 minutes for you, 2 for the machine. Take a break halfway, after *Yours and PyTorch's*.
+# **Time.** About 90 minutes for you, 3 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -42,85 +46,68 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import json, math, os
 from pathlib import Path
 
-from course import plots
-from lessons.l04_collectives import check, collectives_shown as shown, hang_on_purpose, show
+from course import dial
+from lessons.l04_collectives import check, collectives, show, solution
 
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank
-os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 
 # %% jupyter={"source_hidden": true} tags=["hide-input", "parameters"]
-ranks = 4  # of most runs below; 2 to 7
-patience = 3  # seconds that ranks wait in vain, where they hang on purpose
+patience = 4  # seconds that a rank waits in vain, where one stays away on purpose
+most = 8  # ranks, where messages are counted
+rates = "100mbit 200mbit 400mbit"  # of the races
+rounds = 7  # of each race
+epochs = 2  # that your program trains
 
 # %% [markdown]
-# ## Messages between two ranks
+# ## A message
 #
-# One rank sends a tensor, and another receives it: all communication between ranks is made of such messages. Here is a
-# whole program with one message. The cell writes it to a file, and the next cell starts it.
+# Four ranks wait in the background. A cell that begins with `%%px` runs on all of them. They have met in a gloo group.
 
 # %%
-# %%writefile results/live/04_first.py
+lesson.live_ranks(4, timeout=patience)
+
+# %% [markdown]
+# One rank sends a tensor, and another receives it. All communication between ranks is made of such messages. The
+# numbers show where they come from: ones belong to rank 0, tens to rank 1, hundreds to rank 2.
+
+# %%
+# %%px
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")
-rank, last = dist.get_rank(), dist.get_world_size() - 1
+rank = dist.get_rank()
 mine = torch.tensor([1, 2, 3, 4]) * 10**rank
 before = mine.tolist()
 if rank == 0:
-    dist.send(mine, dst=last)
-elif rank == last:
+    dist.send(mine, dst=3)
+elif rank == 3:
     dist.recv(mine, src=0)
-print(f"rank {rank} had {before}, has {mine.tolist()}\n", end="")  # in one piece
-dist.barrier()  # waits for all: nobody leaves while another still connects
-dist.destroy_process_group()
-
-# %%
-# !torchrun --nproc_per_node={ranks} results/live/04_first.py
+print(f"had {before}, has {mine.tolist()}")
 
 # %% [markdown]
-# Only the two ranks of the message make the calls; the others go on. (The ranks print in any order.) The backend is
-# gloo here, which works on every CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its
-# GPU.
+# Only the two ranks of the message make the calls. `recv` writes into the tensor that it is given.
 #
-# The calls belong to **c10d**, the library behind `torch.distributed`. (Error messages use this name.) Three parts of
-# PyTorch let processes work together:
-#
-# | | you write | what it does |
-# |:--|:--|:--|
-# | c10d | `dist.all_reduce(tensor)` | the ranks exchange tensors: this lesson |
-# | DDP | `DistributedDataParallel(model)` | averages the ranks' gradients, by c10d: lesson [06](06_ddp.ipynb) |
-# | RPC | `rpc.rpc_sync("worker1", torch.add, args=(a, b))` | one process calls a function in another; this course does without it |
-#
-# Each `send` needs its `recv`, and may wait for it. If two ranks both call `send` first and `recv` afterwards, both may
-# wait for ever. `isend` and `irecv` only start a message, and return an object. `batch_isend_irecv` starts several at
-# once, and returns a list of such objects. Call `wait()` on each: when it returns, the message has ended. So all ranks
-# can pass something on to their right neighbour (the last rank's right neighbour is rank 0) and receive from the left
-# one. `mine` is the rank's row of numbers, `ranks` the world size:
+# Each `send` needs a `recv` on the other rank, and may wait for it. Suppose that all ranks call `send` first and `recv`
+# afterwards: then nobody receives yet, and all may wait for ever. `irecv` only *starts* to receive, and returns an
+# object. Its `wait()` returns when the message has come. So all ranks can pass something on to their right neighbour at
+# the same time. The right neighbour of the last rank is rank 0:
 
 # %%
-lesson.code(shown.shift)
+# %%px
+mine = torch.tensor([1, 2, 3, 4]) * 10**rank
+arriving = torch.empty_like(mine)
+receipt = dist.irecv(arriving, src=(rank - 1) % 4)
+dist.send(mine, dst=(rank + 1) % 4)
+receipt.wait()
+print(f"had {mine.tolist()}, and {arriving.tolist()} came")
 
 # %% [markdown]
-# The next program runs this function and all that follow, and records the numbers of every rank before and after. (Gloo
-# of PyTorch 2.10 lacks `all_to_all`: there the program makes it out of scatters.)
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l04_collectives/collectives_shown.py \
-#     --out results/live/04_collectives.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-demo = json.loads(Path("results/live/04_collectives.json").read_text())
-show.before_after(demo, "shift")
-lesson.figure("A row is a rank, a cell a number that it holds. The place of a digit and the "
-              "colour tell the rank that it comes from: ones from rank 0, tens from rank 1, and "
-              "so on. Example: 30 is the third number of rank 1.")
-
-# %% [markdown]
-# ## A broadcast, made of messages
+# `isend` is to `send` what `irecv` is to `recv`. With NCCL, for GPUs, the calls are the same.
 #
-# Before DDP trains, all ranks get the weights of rank 0. An operation that all ranks of a group call together is a
-# **collective**; this one is a **broadcast**. PyTorch has it. How would you build it?
+# ## A broadcast
+#
+# Before the ranks train, all of them get the weights of rank 0. An operation that all ranks of a group call together is
+# a **collective**. This one is a **broadcast**.
 #
 # **Predict.** Rank 0 of eight ranks has a tensor that all ranks need. In one **round** each rank sends at most one
 # message, and receives at most one. How many rounds are needed, at least?
@@ -128,68 +115,57 @@ lesson.figure("A row is a rank, a cell a number that it holds. The place of a di
 # %%
 my_rounds = None  # a whole number
 
-# %% [markdown]
-# ### Exercise 1: `my_broadcast`
-#
-# All ranks call `my_broadcast(tensor, src)`. Afterwards the tensor of each rank holds the numbers of rank `src`. Use
-# `send` and `recv`, or `isend` and `irecv`, and no collective. **Every right solution passes.** It must work for any
-# number of ranks. The check runs your file on 2, 3 and 5 ranks, counts the messages, and names their shape.
-
 # %%
-# %%writefile results/live/04_broadcast.py
-import torch
-import torch.distributed as dist
-
-
-def my_broadcast(tensor, src):
-    raise NotImplementedError
-
-
-# %%
-check.broadcasted("results/live/04_broadcast.py")
-# check.broadcasted.hint()
-# check.broadcasted.solution()
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-fewest = math.ceil(math.log2(8))  # a round at most doubles the ranks that have it
+fewest = math.ceil(math.log2(8))  # a round at most doubles the ranks that have the tensor
 lesson.predicted(my_rounds, fewest, "rounds")
+lesson.code(solution.broadcast)
 
 # %% [markdown]
-# In a **tree** every rank that has the tensor sends it on. So each round doubles the number of ranks that have it: 1,
-# 2, 4, 8. For 8 ranks a tree needs 3 rounds.
-#
-# ## An all-reduce, made of messages
-#
-# In each step DDP averages the gradients of all ranks. Each rank divides its gradients by the number of ranks, and then
-# **every rank gets the sum** of all ranks' results. (To divide first keeps a sum in half precision from overflowing.)
-# This operation is an **all-reduce**. Ranks that begin with 1, 10, 100 and 1000 all end with 1111.
-#
-# ### Exercise 2: `my_all_reduce`
-#
-# All ranks call `my_all_reduce(tensor)`. Afterwards the tensor of each rank holds the sum over all ranks. The tensor
-# has one dimension. Again use messages alone, and again every right solution passes.
+# Every rank that has the tensor sends it on. The messages form a **tree**, and each round doubles the number of ranks
+# that have the tensor. Here it runs on the four ranks:
 
 # %%
-# %%writefile results/live/04_all_reduce.py
+# %%px
+from lessons.l04_collectives.solution import broadcast
+
+mine = torch.tensor([1, 2, 3, 4]) * 10**rank
+broadcast(mine)
+print(mine.tolist())
+
+# %% [markdown]
+# ## An all-reduce, in any way
+#
+# In each update the ranks need the mean of all gradients. So **every rank gets the sum** of all ranks' tensors, and
+# divides it. This collective is an **all-reduce**. Ranks that begin with 1, 10, 100 and 1000 all end with 1111.
+#
+# ### Exercise 1: `star`
+#
+# All ranks call `star(tensor)`. Afterwards the tensor of each rank holds the sum over all ranks. Use messages alone. The
+# simplest way is a **star**: all ranks send to rank 0, which adds up and sends the sum to all. **Every right solution
+# passes**, for any number of ranks. The check runs your file on 2, 3 and 5 ranks, and counts your messages. The race
+# below takes it.
+
+# %%
+# %%mine star.py
 import torch
 import torch.distributed as dist
 
 
-def my_all_reduce(tensor):
+def star(tensor):
     raise NotImplementedError
 
 
 # %%
-check.all_reduced("results/live/04_all_reduce.py")
-# check.all_reduced.hint()
-# check.all_reduced.solution()
+check.star("mine/star.py")
+# check.star.hint()
+# check.star.solution()
 
 # %% [markdown]
 # ## The ring
 #
-# In a **star** of n ranks one rank receives n − 1 tensors, adds them up and sends the sum n − 1 times, while all others
-# wait for it. In a **ring** all ranks do the same work. Each rank sends only to its right neighbour. The tensor is cut
-# into n **chunks**, and in each step every rank sends one chunk, until all ranks have the whole sum.
+# In a star rank 0 adds up while all others wait for it. In a **ring** all ranks do the same work. Each rank sends only
+# to its right neighbour. The tensor is cut into n **chunks**, for n ranks. In each step every rank sends one chunk,
+# until all ranks have the whole sum.
 #
 # **Predict.** Four ranks make a ring. How many times the bytes of its tensor does each rank send, over all steps?
 
@@ -197,11 +173,17 @@ check.all_reduced("results/live/04_all_reduce.py")
 my_times = None  # times the bytes of the tensor
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-ring = demo["ring"]
-show.ring(ring, "added")
-lesson.figure("A column is a chunk, and the right neighbour is the row below (below the last row "
-              "comes rank 0 again). A thick frame marks a sum that has just grown. In the last "
-              "step each rank has one chunk with the colours of all ranks.")
+# %%px
+from lessons.l04_collectives import collectives
+
+collectives.write("results/live/04_collectives.json")
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+demo = json.loads(Path("results/live/04_collectives.json").read_text())
+show.ring(demo["ring"], "added")
+lesson.figure("A row is a rank, a column a chunk of one number. The right neighbour is the row below, and below the last "
+              "row comes rank 0 again. A thick frame marks a sum that has just grown. In the last step each rank has "
+              "one chunk with the colours of all ranks.")
 
 # %% [markdown]
 # Follow the column of rank 0's 1. This is the first half of the ring, the **reduce-scatter**: each rank *adds* the
@@ -210,25 +192,16 @@ lesson.figure("A column is a chunk, and the right neighbour is the row below (be
 # that arrives. This takes n − 1 steps, too:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-show.ring(ring, "copied")
-lesson.figure("The chunks with all colours travel on. After the last step each rank has all of "
-              "them.")
+show.ring(demo["ring"], "copied")
+lesson.figure("The chunks with all colours travel on. After the last step each rank has all of them.")
 
 # %%
-sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
-lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
-lesson.table([{"tensor, bytes": ring["bytes"], "rank 0 sends, bytes": sent,
-               "ranks with the right sums": f"{sum(ring['equal'])} of {len(ring['equal'])}",
-               "decimal numbers differ by at most": f"{ring['floats']['off']:.0e}",
-               "the same on all ranks": ring["floats"]["ranks_agree"]}])
+steps, chunks = len(demo["ring"]) - 1, len(demo["ring"][0]["cells"][0])
+lesson.predicted(my_times, steps / chunks, "times its tensor")
 
 # %% [markdown]
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
-# twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)); in
-# the star one rank sends n − 1 times the tensor.
-#
-# Decimal numbers may differ from PyTorch's in the last digits, because they were added in another order. But no rank
-# differs from another: each sum was made once, and then copied.
+# twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)).
 #
 # Step through a ring of eight. Which rank is the first to hold the whole sum of chunk 0, and which is the last?
 
@@ -236,94 +209,157 @@ lesson.table([{"tensor, bytes": ring["bytes"], "rank 0 sends, bytes": sent,
 lesson.interactive("ring")
 
 # %% [markdown]
-# ### Exercise 3: `my_ring`
+# ### Exercise 2: your part of the program, `all_reduce`
 #
-# Write the all-reduce once more, as a ring. (If your exercise 2 is a ring already, copy it.)
+# Write the ring. It changes `tensor` in place, on any number of ranks.
 #
-# Steps count from 0. In step s of the first half rank r sends chunk (r − s) mod n, and receives the chunk whose number
-# is one lower, mod n. (In Python mod is `%`, and `-1 % 4` is 3.) With which chunk does the second half begin?
-# `tensor.tensor_split(n)` gives the chunks: they share the tensor's memory, and their lengths may differ by one.
+# Steps count from 0. In step s of the first half rank r sends chunk (r − s) mod n. It receives the chunk whose number
+# is one lower, mod n. In Python mod is `%`, and `-1 % 4` is 3. With which chunk does the second half begin?
+#
+# `tensor.tensor_split(n)` gives n chunks. They share the tensor's memory, and their lengths may differ by one. Receive
+# as above: `irecv`, then `send`, then `wait()`. The check first asks for the sum, and then for what your program needs
+# besides.
 
 # %%
-# %%writefile results/live/04_ring.py
+# %%mine all_reduce.py
 import torch
 import torch.distributed as dist
 
 
-def my_ring(tensor):
+def all_reduce(tensor):
     raise NotImplementedError
 
 
 # %%
-check.ring("results/live/04_ring.py")
+check.ring("mine/all_reduce.py")
 # check.ring.hint()
 # check.ring.solution()
 
 # %% [markdown]
-# ## Yours and PyTorch's
+# ## Count
 #
-# Now your functions run beside `dist.broadcast` and `dist.all_reduce`. Until one of yours is right, ours stands in its
-# place, and is labelled as ours.
+# Two more ways stand beside the star and the ring. In a tree each rank that has received sums sends its own sum on, and
+# a broadcast brings the whole sum back. In the **direct** way each rank adds up one chunk: all others send it theirs at
+# the same time, and it sends the sum of this chunk to all of them.
 
 # %%
-yours = " ".join([check.broadcasted.file, check.all_reduced.file, check.ring.file])
-# !torchrun --nproc_per_node={ranks} lessons/l04_collectives/own_collectives.py --yours {yours} \
-#     --out results/live/04_own.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-run = json.loads(Path("results/live/04_own.json").read_text())
-lesson.table(show.own_table(run))
-show.messages_sent(run)
-lesson.figure("A row is a rank, an arrow a message, and time goes to the right. A thick arrow is "
-              "the whole tensor, a thin one a chunk. In a ring every rank sends in every round.")
+lesson.code(solution.direct)
 
 # %% [markdown]
-# Each **round** costs a little, however small its messages are. Each **byte** costs, too. Rounds come one after
-# another. So take the largest message of each round, and add these sizes: these bytes travel *one after another*. Where
-# each rank has a link of its own, they decide how long the bytes take. A tree needs few rounds, a ring few bytes one
-# after another.
-#
-# **Predict.** A tensor of 1 KiB, on the ranks of this table. How many times as long as the all-reduce of exercise 2
-# (ours is a star) does the ring of exercise 3 take?
+# The next program calls all of them on 2 ranks, on 3, and so on. It notes each message. Its rounds are those of a
+# network in which **each pair of ranks has a cable of its own**: there a rank sends to several others in one round.
+# Until one of your functions is right, ours stands in its place.
 
 # %%
-my_factor = None  # times as long
+yours = f"{check.star.file} {check.ring.file}"
+# !torchrun --nproc_per_node={most} lessons/l04_collectives/race.py --count \
+#     --yours {yours} --out results/live/04_count.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-small, large = show.ring_ratios(run)
-lesson.predicted(my_factor, small.median, "times as long")
-lesson.table(show.times_table(run))
-show.own_times(run)
-lesson.figure("A point is the median of seven rounds, a bar reaches from the fastest round to the "
-              "slowest. Do not judge by the bars: the table compares each program with torch's, "
-              "round by round.")
-lesson.verdict(show.ring_verdict(run))
+count = json.loads(Path("results/live/04_count.json").read_text())
+show.messages_sent(count)
+lesson.figure("A row is a rank, an arrow a message, and rounds go to the right. A thick arrow is a whole tensor, a thin "
+              "one a chunk.")
+lesson.table(show.counts_table(count))
 
 # %% [markdown]
-# (Lesson [01](01_one_device.ipynb) says when a difference counts.) The ranks share this machine's cores and its memory,
-# and this explanation fits:
+# On Linux the last column is the kernel's own count of the bytes on each connection, `dial.counted()`. It agrees with
+# the count of messages, up to the headers that each message has. By these headers we know how many messages PyTorch's
+# own all-reduce sends. With gloo it is a [ring](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc), too. It
+# cuts each chunk in two, and so sends twice as many messages as our ring.
 #
-# - **A small tensor**: the *number of messages* counts. Each message needs a core, and in a ring all ranks want one in
-#   every round.
-# - **A large tensor**: a star and a ring move equally many bytes through this one memory, so the ring has no advantage
-#   in bytes. (PyTorch's ring moves equally many. Where it is faster, bytes alone do not explain it: it adds one piece
-#   while it sends another.)
-# - **Between machines** each rank has a core and a link of its own. The messages of a round travel at the same time, so
-#   the *rounds* count, and the bytes *one after another*. There the ring wins with a large tensor.
+# Count the same for more ranks:
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.busiest_by_ranks(count)
+lesson.figure("Counted, not timed. A star's centre sends its tensor n − 1 times. In the ring and in the direct way no "
+              "rank sends more than twice its tensor.")
+
+# %% [markdown]
+# ## Two networks
 #
-# PyTorch's own functions, in C++, are made of messages, too: with gloo the broadcast is a
-# [tree](https://github.com/pytorch/gloo/blob/main/gloo/broadcast.cc), and the all-reduce a
-# [ring](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc) that sends one piece while it adds another. NCCL
-# has rings and [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo). Lesson
-# [08](08_performance.ipynb) measures the cost of a message.
+# Each message takes the time of its bytes, and rounds come one after another. So the largest message of each round,
+# added up and divided by the rate, predicts the time.
 #
-# **This is half of the lesson: take a break.**
+# **On a mesh of cables** each pair of ranks has a cable of that rate, and a rank sends on all of its cables at once.
+# The dial makes such a mesh on this machine: the kernel paces every connection between two ranks. **With one card per
+# host** all messages of a rank share the rate of its card. Then a rank that sends to three others needs three rounds.
+#
+# **Predict.** Four ranks, a tensor of 4 MiB, 200 Mbit/s. Which of the four ways is the fastest on cables, and which
+# with cards?
+
+# %%
+my_cables = None  # "star", "tree", "ring" or "direct"
+my_cards = None
+
+# %%
+command = ("torchrun --nproc_per_node=4 lessons/l04_collectives/race.py --out results/live/04_race.json "
+           f"--rates {rates} --rounds {rounds} --yours {yours}")
+if why := dial.missing():
+    command = f"echo '{why}: a recorded run of the same command stands here.'"
+# !{command}
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+source = "recorded" if why else "live"
+race = json.loads(Path("results/recorded/lessons" if why else "results/live", "04_race.json").read_text())
+cards = json.loads(Path("results/recorded/lessons/04_cards.json").read_text())
+lesson.predicted(my_cables, show.fastest(race))
+lesson.predicted(my_cards, show.fastest(cards))
+lesson.table(show.race_table(race))
+show.networks(race, cards, source)
+lesson.figure("The same message on three networks. Beside each bar its median, in milliseconds. The cards are recorded, "
+              "on four network namespaces with a shaper each: lessons/l04_collectives/race.py has the command.")
+
+# %% [markdown]
+# The table shows the median of the rounds, and in brackets its interval of at least 95 % (lesson
+# [01](01_measure.ipynb)).
+#
+# **On cables** the direct way wins. It needs two rounds, and each carries a quarter of the tensor. The ring needs six
+# such rounds, one after another. A star whose centre serves all others at once needs two rounds as well, but each carries
+# the whole tensor. The tree sends as few messages as the star, in twice as many rounds.
+#
+# **With cards** the ring and the direct way send the same: 1.5 tensors per card. Three tensors come to the star's centre
+# through one card, and three leave by it, so the star is the slowest. The direct way takes longer than its bytes need,
+# and the ring does not. We have not measured why. In the direct way three streams share each card, and in the ring one
+# has it alone.
+#
+# So the network decides. Hosts usually have one card, or a few, and libraries use rings and
+# [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) between them.
+#
+# ## Without a limit
+#
+# The third panel has another order, and the count does not explain it. Without a limit a message is a copy in one
+# memory, and a core makes it. The machine of these outputs has two: **four ranks share two cores.** So the work of the
+# cores decides.
+#
+# Take a small tensor of 1 KiB. The control is two ranks on the same two cores: there each rank has a core.
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table(show.small_table(race))
+
+# %% [markdown]
+# The last column counts how often a rank gave up its core to wait for a message, in one call, all ranks together. With
+# a core for each rank that is about twice per message. With four ranks on two cores it is more often where all ranks
+# send in each round. Each time, whoever wants to go on must first get a core again.
+#
+# **Why does PyTorch's own all-reduce take several times the star's time?** It is a ring, made for large tensors. For 1
+# KiB it sends all of a ring's messages, twice over. The star sends six. Each of these messages has next to no bytes, and
+# costs a wait for a core all the same.
+#
+# **And why is it faster than the star with 4 MiB?**
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table(show.large_table(race))
+
+# %% [markdown]
+# Now the copies and the sums are the work. In the star about half of all of it is one rank's, and the others wait for
+# that rank: one of the two cores has little to do. In PyTorch's ring each of four ranks has about a quarter, so both
+# cores work. It also adds one piece while it sends another.
 #
 # ## One call, made by all ranks
 #
-# From here on we use the library's collectives. Eight of them move data. Two questions sort them: **who needs the
-# result, and is something added up?** Where two stand in one place, a third question tells them apart: does each rank
-# get the whole, or a part of its own?
+# From here on we use the library's collectives. Eight of them move data. Three questions sort them. **Who needs the
+# result? Is something added up? Does each rank get the whole, or a part?**
 #
 # | | copied | added up |
 # |:--|:--|:--|
@@ -331,57 +367,33 @@ lesson.verdict(show.ring_verdict(run))
 # | all ranks → one rank | `gather` | `reduce` |
 # | all ranks → all ranks | `all_gather`, `all_to_all` | `all_reduce`, `reduce_scatter` |
 #
-# Every rank runs the same line. Each function below returns the numbers that the rank holds afterwards.
-#
-# ## From one rank to all
-#
-# `broadcast`: every rank gets the numbers of rank `src`, into the tensor that it hands in. `scatter`: rank 0 has a list
-# with one piece for each rank, and each rank gets its own piece.
+# Every rank runs the same line. Each function below returns the numbers that the rank holds afterwards. An arrow tells
+# whose numbers a rank got. The library decides which way they take.
 
 # %%
-lesson.code(shown.broadcast, shown.scatter)
+lesson.code(collectives.broadcast, collectives.scatter)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.before_after(demo, "broadcast", "scatter")
 lesson.figure("Both go from rank 0 to all. Broadcast gives each rank the whole, scatter a part.")
 
-# %% [markdown]
-# An arrow tells whose numbers a rank got. The library decides which way they take.
-#
-# ## From all ranks to one
-#
-# `gather` is scatter backwards: rank 0 gets a list. `reduce` **adds up** on the way. (`op=dist.ReduceOp.MAX`, `MIN` or
-# `PRODUCT` combine the numbers in another way.)
-
 # %%
-lesson.code(shown.gather, shown.reduce)
+lesson.code(collectives.gather, collectives.reduce)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.before_after(demo, "gather", "reduce")
-lesson.figure("Both go from all ranks to rank 0. Gather keeps the numbers apart (one colour in a "
-              "cell), reduce adds them up (all colours in a cell).")
-
-# %% [markdown]
-# After a `reduce` read the tensor on rank `dst` only, here rank 0. What the others hold is *not defined*: gloo may use
-# their tensors for partial sums.
-#
-# ## From all ranks to all
-#
-# `all_` in a name means that every rank gets a result. `all_gather` copies, `all_reduce` adds up. `reduce_scatter` adds
-# up like all_reduce, but each rank gets only its own part of the sum.
+lesson.figure("Both go from all ranks to rank 0. Gather keeps the numbers apart, reduce adds them up. What the other "
+              "ranks hold after a reduce is not defined: gloo may use their tensors for partial sums.")
 
 # %%
-lesson.code(shown.all_gather, shown.all_reduce, shown.reduce_scatter)
+lesson.code(collectives.all_gather, collectives.all_reduce, collectives.reduce_scatter)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.before_after(demo, "all_gather", "all_reduce", "reduce_scatter")
-lesson.figure("All three go from all ranks to all. On the right, a cell with one colour was "
-              "copied, a cell with all colours is a sum, and where a rank holds a single cell, "
-              "each rank got a part.")
+lesson.figure("All three go from all ranks to all. A cell with one colour was copied, a cell with all colours is a sum. "
+              "Reduce_scatter and all_gather are the two halves of the ring.")
 
 # %% [markdown]
-# This course is about `all_reduce`: with it DDP averages the gradients of all ranks ([06](06_ddp.ipynb)).
-#
 # In `all_to_all` each rank has a list, one piece for each rank.
 #
 # **Predict.** Rank 1 begins with 10 20 30 40. What does it hold afterwards?
@@ -390,18 +402,130 @@ lesson.figure("All three go from all ranks to all. On the right, a cell with one
 my_pieces = None  # a list of numbers, one for each rank
 
 # %%
-lesson.code(shown.all_to_all)
-lesson.predicted(my_pieces, demo["all_to_all"][-1]["cells"][1])
+lesson.code(collectives.all_to_all)
+lesson.predicted(my_pieces, demo["all_to_all"][1][1])
 show.before_after(demo, "all_to_all")
 lesson.figure("Read each side as a table: the rows before are the columns after.")
 
+# %% [markdown]
+# With `async_op=True` a collective returns at once, and returns an object to wait for. The rank goes on with work that
+# does not need the result. Here rank 3 comes half a second late, and each rank has 0.2 s of other work:
+
+# %%
+# %%px
+import time
+
+dist.barrier()  # moves no data: nobody goes on before all have called it
+start = time.perf_counter()
+if rank == 3:
+    time.sleep(0.5)
+work = dist.all_reduce(torch.ones(4), async_op=True)
+time.sleep(0.2)
+before = time.perf_counter()
+work.wait()
+print(f"waited {time.perf_counter() - before:.1f} s, done after {time.perf_counter() - start:.1f} s")
 
 # %% [markdown]
-# `all_gather_into_tensor`, `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list.
-# Where speed counts, choose the first two: with NCCL the forms with lists copy the data once more.
+# Ranks 0 to 2 did their work while the collective waited for rank 3. To compute while messages travel is called
+# **overlap**: lesson [06](06_ddp.ipynb) does it with gradients. Until `wait()` has returned, the tensor belongs to the
+# collective. Do not read it, and do not write it.
 #
-# Not every backend can do everything ([the manual's
-# table](https://docs.pytorch.org/docs/stable/distributed.html#backends); older versions can do less):
+# ## A rank stays away
+#
+# A collective works only if **all ranks of the group call the same one, in the same order**. Here rank 2 leaves one
+# out, as after an `if` that not all ranks pass. Before you run the cell, say which ranks end with an error.
+
+# %%
+# %%px
+try:
+    if rank != 2:
+        dist.all_reduce(torch.ones(4))
+    print("goes on")
+except RuntimeError as error:
+    print("gives up:", str(error).split("] ")[-1].split(". ")[0])
+
+# %% [markdown]
+# The rank with the mistake goes on. The others wait, until the timeout of their group. Whoever gives up first closes
+# its connections, and another may then see only that. The messages name neither the rank that is missing nor the
+# collective.
+#
+# A ring made of messages tells more, since each of its messages can be seen. We call the course's ring the same way, in
+# a new group, and note which message each rank waits for:
+
+# %%
+lesson.live_ranks(4, timeout=patience)
+
+# %%
+# %%px
+from lessons.l04_collectives import messages
+from lessons.start.ours.all_reduce import all_reduce
+
+with messages.recorded() as events:
+    try:
+        if rank != 2:
+            all_reduce(torch.ones(4))
+        print("goes on")
+    except RuntimeError:
+        print(f"waited {messages.waits_for(events)}")
+
+# %% [markdown]
+# Read it as a chain: rank 0 waits for rank 1, and rank 1 for rank 2. Rank 3 waits for rank 2, too. The chain ends at the
+# rank that waits for nobody. So do not look for the rank with the error, but for the one that the others wait for. With
+# gloo `dist.monitored_barrier()` names it. With NCCL [the flight
+# recorder](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder) does, and lesson [12](12_break_it.ipynb) reads
+# it.
+#
+# ## Your program
+#
+# `mine/train.py` now adds up with `mine/all_reduce.py`: the loss, the right answers on the test images, and the sums of
+# the weights by which it compares the ranks in the end. The gradients follow in lesson [06](06_ddp.ipynb). One process,
+# two ranks and three, the same batch in each update:
+
+# %%
+# !python mine/train.py --epochs {epochs} --images 1536
+# !torchrun --nproc_per_node=2 mine/train.py --epochs {epochs} --images 1536
+# !torchrun --nproc_per_node=3 mine/train.py --epochs {epochs} --images 1536
+
+# %% [markdown]
+# The losses are the same. The first line of each run says whose parts it has. And the number that is better:
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.verdict(show.ring_verdict(race))
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. Count the rounds and the largest message of each: that predicts the time, on a given network.
+# 2. A ring is a reduce_scatter, then an all_gather. Each rank sends 2(n − 1)/n times its tensor, however many there
+#    are.
+# 3. All ranks of a group call the same collectives in the same order. Who stays away keeps all others waiting.
+#
+# **Next:** [05 · Who sees which image](05_distributed_sampler.ipynb). Before gradients can be added up, each rank needs
+# images of its own.
+
+# %% [markdown]
+# ## For reference
+#
+# <details><summary>What torch.distributed is made of, and which backend can do what</summary>
+#
+# | part | what it does | lesson |
+# |:--|:--|:--|
+# | c10d: messages, collectives, process groups | the ranks exchange tensors | this one |
+# | `DistributedDataParallel` | averages the ranks' gradients | [06](06_ddp.ipynb) |
+# | `fully_shard` (FSDP2) | each rank keeps a part of the model | [13b](13b_fsdp2.ipynb) |
+# | tensor parallelism, pipelines (TP, PP) | each rank computes a part of the model | [13](13_beyond_ddp.ipynb) |
+# | `DTensor`, `DeviceMesh` | a tensor in parts on a grid of ranks; FSDP2 and TP are built on them | [13b](13b_fsdp2.ipynb) |
+# | `torchrun` | starts the ranks | [03](03_processes_and_ranks.ipynb), [10](10_launchers.ipynb) |
+#
+# [PyTorch's overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html) has the same list. Older pages
+# name three parts: c10d, DDP and RPC, "built on c10d". RPC calls a function in another process, and its messages go
+# through TensorPipe. Start nothing new with it ([10](10_launchers.ipynb)).
+#
+# `broadcast_object_list`, `scatter_object_list`, `gather_object` and `all_gather_object` send any Python object. They
+# pack it with pickle: convenient, slow, and not for data that you do not trust. `all_gather_into_tensor`,
+# `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list.
+#
+# [Backends and what they can do](https://docs.pytorch.org/docs/stable/distributed.html#backends):
 #
 # | | gloo, CPU | gloo, GPU | nccl, GPU | mpi, CPU |
 # |:--|:-:|:-:|:-:|:-:|
@@ -410,214 +534,7 @@ lesson.figure("Read each side as a table: the rows before are the columns after.
 # | `all_gather`, `all_reduce`, `all_to_all` | ✓ | ✓ | ✓ | ✓ |
 # | `reduce_scatter` | ✓ | ✓ | ✓ | – |
 #
-# nccl takes no CPU tensors, and PyTorch's own packages do not contain mpi.
+# nccl takes no CPU tensors, xccl is its like for Intel's GPUs, and PyTorch's own packages do not contain mpi. With NCCL a
+# call and its `wait()` only queue work on the GPU: a clock needs `torch.cuda.synchronize()`.
 #
-# ### Exercise 4: which one fits?
-#
-# - **a**: rank 0 has drawn a random number that all ranks are to use
-# - **b**: every rank needs the mean of all ranks' losses
-# - **c**: rank 0 prints how many answers were right, on all ranks together
-# - **d**: rank r updates only the r-th part of the weights; for this it needs that part of the summed gradients
-# - **e**: after that, every rank needs all weights again
-# - **f**: each rank has sorted its rows by the rank that they belong to; now each row goes to its owner
-#
-# Move no more than is needed. Return a dict with a name for each letter: `{"a": "…", "b": "…", …}`.
-
-# %%
-def my_choices():
-    raise NotImplementedError
-
-
-# %%
-check.choices(my_choices)
-# check.choices.hint()
-# check.choices.solution()
-
-# %% [markdown]
-# ### Exercise 5: unequal lengths
-#
-# After an evaluation each rank holds its own predictions: a tensor of whole numbers, with one dimension. One rank has 3
-# predictions, another 5, another none. **Every rank needs all predictions** in one tensor, those of rank 0 first. But
-# with gloo all tensors of one `all_gather` must have the same shape. (With NCCL they may differ, but there, too, each
-# rank must know all lengths before the call.) Write `my_join(mine)`, which returns the long tensor. The check runs your
-# file on three ranks.
-
-# %%
-# %%writefile results/live/04_join.py
-import torch
-import torch.distributed as dist
-
-
-def my_join(mine):
-    raise NotImplementedError
-
-
-# %%
-check.joined("results/live/04_join.py")
-# check.joined.hint()
-# check.joined.solution()
-
-# %% [markdown]
-# ## Who waits for whom
-#
-# A collective waits for the data that it needs from other ranks. `barrier` moves no data, it only waits: no rank goes
-# on before every rank has called it. Here each rank works (sleeps) for a while, then calls it:
-
-# %%
-lesson.code(shown.barrier)
-
-# %% [markdown]
-# **Predict.** With four ranks: how long does rank 0 wait in `barrier`?
-
-# %%
-my_wait = None  # milliseconds
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-times = demo["barrier"]
-lesson.predicted(my_wait, 1000 * (times["leaves"][0] - times["arrives"][0]), "ms")
-events = show.intervals(times, {
-    "work": ("work", "start", "arrives"),
-    "barrier": ("wait", "arrives", "leaves")})
-plots.timeline(events)
-lesson.figure("All bars end together: the rank that comes last sets the time for all.")
-
-# %% [markdown]
-# With `async_op=True` a collective returns at once, and returns a **handle**. The rank goes on with work that does not
-# need the result, and calls `handle.wait()` when it needs the result. Here the last rank comes late. How long do the
-# others wait, and what do they do before?
-
-# %%
-lesson.code(shown.async_handle)
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-times = demo["async_handle"]
-events = show.intervals(times, {
-    "late": ("work", "start", "before the call"),
-    "own work": ("work", "after the call", "before wait()"),
-    "wait()": ("wait", "before wait()", "after wait()")})
-plots.timeline(events)
-lesson.figure("The ranks that come in time do their own work while the collective waits for the "
-              "last rank. Their wait is shorter by the length of that work.")
-
-# %% [markdown]
-# Without the handle these ranks would first wait, then work. DDP uses handles to compute backward and all-reduce at the
-# same time. This is called **overlap** ([06](06_ddp.ipynb)).
-#
-# Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it.
-#
-# With NCCL the call and `wait()` both return at once: `wait()` makes the GPU's queue wait, not Python. Work that you
-# queue afterwards, on the same stream (the same queue of the GPU), is safe. But a clock needs
-# `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is the exception: there Python waits.)
-#
-# ## A hang, on purpose
-#
-# A collective works only if **all ranks of the group call the same one, in the same order**. Here the last rank calls
-# another:
-
-# %%
-lesson.code(hang_on_purpose.different)
-
-# %% [markdown]
-# **Predict.** Three ranks run this. Their process group has a `timeout` of a few seconds. Which ranks end with an
-# error?
-
-# %%
-my_ranks = None  # a list, such as [0, 2]
-
-# %%
-# !torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py --timeout {patience} \
-#     --out results/live/04_hang.json
-
-# %%
-seen = json.loads(Path("results/live/04_hang.json").read_text())
-failed = [rank for rank, rank_result in enumerate(seen["stack"]) if rank_result["error"]]
-lesson.predicted(my_ranks, failed)
-lesson.table(show.messages(seen["stack"]))
-
-# %% [markdown]
-# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends. So the rank
-# with the mistake is not the only one that fails. A rank that waits prints nothing until its time is up. Then gloo's
-# message names neither the missing rank nor the collective.
-#
-# **With NCCL** the call raises no exception. A thread in the background, the *watchdog*, ends the process. Its line
-# gives the number and the kind of the collective (`SeqNum=…, OpType=ALLREDUCE`), but not the missing rank. Compare
-# these lines of all ranks: the rank that differs, or that is behind, leads to the mistake. NCCL does not check that the
-# calls match: instead of a hang you may get [wrong
-# numbers](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html).
-#
-# There are three ways to find out which rank waits where:
-#
-# **1. The stack of every rank.** The *stack* is the list of the functions that Python is inside at this moment.
-# `faulthandler.dump_traceback_later(seconds)` prints it, with the line in each function, if the program is still
-# running by then. In the same run, before the time was up:
-
-# %%
-lesson.table(show.stacks(seen["stack"]))
-
-# %% [markdown]
-# A rank that stands at another line than the rest leads to the mistake. If a job hangs already, `py-spy dump --pid …`
-# shows its stacks from outside, where you may trace other processes.
-#
-# With NCCL the stack may show a later line, since a call only queues the work and returns. There use the **flight
-# recorder**. Set `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` before the start: each rank then keeps
-# its last collectives, with their number, kind, size, state and the line that called them, and writes them to a file at
-# the timeout. `torchfrtrace` compares the files of all ranks ([variables and
-# output](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)). In lesson [12](12_break_it.ipynb) you read the
-# files of 64 ranks yourself.
-#
-# **2. A barrier that names the missing rank.** `dist.monitored_barrier` (gloo only; in a job with nccl make a group for
-# it: `dist.new_group(backend="gloo")`) waits like a barrier, and names a rank that did not come (with
-# `wait_all_ranks=True`, all of them). Put it before the place that you suspect. Here rank 1 leaves too early, as after
-# an `if` that not all ranks pass (`group` and `timeout` belong to our demo):
-
-# %%
-lesson.code(hang_on_purpose.one_stays_away)
-lesson.table(show.messages(seen["barrier"]))
-
-# %% [markdown]
-# Read **rank 0's** line: it names the missing rank. The other ranks know only that something failed, or noticed
-# nothing.
-#
-# **3. Compare the calls.** Set the environment variable `TORCH_DISTRIBUTED_DEBUG=DETAIL` before the groups are made.
-# Before each collective the ranks then tell each other which one they are about to call. This works with nccl, too. Our
-# function `different` again:
-
-# %%
-lesson.table(show.messages(seen["detail"])[:1])
-
-# %% [markdown]
-# The message names both ranks and both collectives, and it comes at once: compare its time with the first table of this
-# section. The variable costs an extra exchange before each collective, so use it to search, not to train.
-#
-# ### Exercise 6: stop together
-#
-# Each rank may find a reason to stop training: a signal, a loss that no longer falls, a full disk. In every step each
-# rank runs `if my_stop(want): break`, where `want` is its own wish, `True` or `False`. If one rank alone left the loop,
-# the others would hang in their next all_reduce. Write `my_stop(want)`: **all ranks stop if at least one wants to**.
-
-# %%
-# %%writefile results/live/04_stop.py
-import torch
-import torch.distributed as dist
-
-
-def my_stop(want):
-    raise NotImplementedError
-
-
-# %%
-check.stopped("results/live/04_stop.py")
-# check.stopped.hint()
-# check.stopped.solution()
-
-# %% [markdown]
-# ## What to remember
-#
-# 1. All ranks of a group call the same collectives in the same order, or they wait until the timeout.
-# 2. Three questions find the right collective: who needs the result, is something added up, does each rank get the
-#    whole or a part?
-# 3. Collectives are made of messages. A tree needs few rounds. A ring needs few bytes: it is a `reduce_scatter`, then
-#    an `all_gather`, and each rank sends 2(n − 1)/n times its tensor, however many ranks there are.
-#
-# **Next:** [05 · Who sees which image](05_distributed_sampler.ipynb). Before gradients can be added up, each rank needs
-# images of its own.
+# </details>

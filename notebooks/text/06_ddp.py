@@ -25,7 +25,7 @@
 # **At its end** there is `mine/my_ddp.py`, a `DistributedDataParallel` (DDP) of your own. Your program trains with it.
 # The ranks train what one process trains. On a slow network two of its steps save time, and you measure how much.
 #
-# **You need** a training loop and the rule for *faster* ([01](01_one_device.ipynb)), ranks and process groups
+# **You need** a training loop and the rule for *faster* ([01](01_measure.ipynb)), ranks and process groups
 # ([03](03_processes_and_ranks.ipynb)), `all_reduce` ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
@@ -459,4 +459,4 @@ if parts == "ours":
 # 3. Gradients travel in buckets while backward goes on: a hook sends a bucket when its last gradient is there, and the
 #    update waits for all. Every rank sends the same buckets in the same order.
 #
-# **Next:** [DDP's traps](06b_ddp_traps.ipynb): when it is *not* the training of one process, and a program of your own.
+# **Next:** [DDP's traps](07_traps.ipynb): when it is *not* the training of one process, and a program of your own.

@@ -252,7 +252,7 @@ lesson.verdict([f"MyDDP, times as fast as DDP: {of_wrapper}",
 
 # %% [markdown]
 # The brackets hold the smallest and the largest ratio of two epochs; the first epoch is left out. These runs did not
-# take turns, so there are no pairs, and by the rule of lesson [01](01_one_device.ipynb) no winner is named. The
+# take turns, so there are no pairs, and by the rule of lesson [01](01_measure.ipynb) no winner is named. The
 # speed-up of two ranks with 64 images each is no constant: it differs between machines, and between this lesson and
 # lesson [00](00_start_here.ipynb). It is the time of a small step against the time of a message, and both vary.
 #
@@ -294,7 +294,7 @@ lesson.table(show.losses({n: compare.of_separate_runs(rates(logs[n]), rates(logs
 # %% [markdown]
 # A row of the table reads from left to right: the ideal, less the three losses, is the speed-up. A round of the ceiling
 # is a pair: all processes, and shortly before and after them one alone. So the brackets of *they share* hold the
-# interval of lesson [01](01_one_device.ipynb), and here 0 takes the place of 1: a loss is significant if its interval
+# interval of lesson [01](01_measure.ipynb), and here 0 takes the place of 1: a loss is significant if its interval
 # excludes 0. Below 0 it is noise. The brackets of *they talk* hold the smallest and the largest loss by single rounds
 # and single epochs, for `main.py` did not run in turns with the ceiling. In the picture only the ceiling has bars for
 # its range, and they may be too short to see. Ceiling and speed-up are each divided by a run of one process of their
@@ -357,7 +357,7 @@ lesson.verdict(f"{grown}, times as long with 2 ranks as with one: {longer}")
 # takes in a usual round), **the same on every rank**.
 #
 # (Here `work()` runs on the CPU. On a GPU a call returns before its work is done: synchronise before each look at the
-# clock, or record CUDA events, as `main.py` does. Lesson [01](01_one_device.ipynb) shows why.)
+# clock, or record CUDA events, as `main.py` does. Lesson [01](01_measure.ipynb) shows why.)
 
 # %%
 # %%writefile results/live/07_slowest.py
@@ -531,7 +531,7 @@ lesson.figure("The larger the batch, the more the second rank gains. The numbers
               "which the search measured.")
 
 # %% [markdown]
-# An upright line is the 95 % interval of lesson [01](01_one_device.ipynb). Near the wanted line noise decides: the next
+# An upright line is the 95 % interval of lesson [01](01_measure.ipynb). Near the wanted line noise decides: the next
 # search may end one batch further. *None* means that two ranks do not get that far on this machine; compare with their
 # ceiling above. A larger batch talks less, and learns less from the same images. The second sitting
 # predicts this curve, and lesson [09](09_large_batch.ipynb) shows the price.
@@ -592,8 +592,7 @@ lesson.verdict(f"Eight GPUs, times as fast as one: {of_eight}")
 
 # %% [markdown]
 # One GPU took 20 to 41 s for the same work, so the speed-up is known only roughly. Why it took so long is not known.
-# The tutorial's code prepares the images one at a time, which keeps a GPU waiting: lesson [01](01_one_device.ipynb)
-# measures the price.
+# The tutorial's code prepares the images one at a time, which keeps a GPU waiting.
 #
 # ## The puzzle
 #
@@ -984,7 +983,7 @@ lesson.verdict(show_predicted.pays(speedups))
 
 
 # %% [markdown]
-# The rule of lesson [01](01_one_device.ipynb) decides: DDP is faster or slower only where the whole upright line, the
+# The rule of lesson [01](01_measure.ipynb) decides: DDP is faster or slower only where the whole upright line, the
 # 95 % interval of the ratio, lies on one side of 1. A dot whose line crosses 1 is a hint, not a result.
 #
 # The gradients have as many bytes for a batch of 4 as for one of 128. So their message weighs less, the longer a step

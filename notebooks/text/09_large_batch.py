@@ -286,7 +286,7 @@ lesson.verdict(f"Accuracy with 512 images an update: linear ÷ square root: {lin
 
 # %% [markdown]
 # Two runs with the same seed are a pair, and the brackets hold the smallest and the largest ratio. By the rule of
-# lesson [01](01_one_device.ipynb) three pairs are too few to name a winner.
+# lesson [01](01_measure.ipynb) three pairs are too few to name a winner.
 #
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
 #
@@ -449,8 +449,8 @@ check.noise_scale("results/live/09_noise.py")
 # ## A large batch without many ranks
 #
 # You have two GPUs, and want to repeat a training that was published for eight. With the published global batch you can
-# keep the published learning rate. Gradient accumulation ([06b](06b_ddp_traps.ipynb)) makes the batch out of
-# **micro-batches**, parts that fit in memory. In 06b all had the same size. Often their sizes differ: the last
+# keep the published learning rate. Gradient accumulation ([07](07_traps.ipynb)) makes the batch out of
+# **micro-batches**, parts that fit in memory. In 07 all had the same size. Often their sizes differ: the last
 # micro-batch of an epoch is smaller, and texts have unequal numbers of words. Then the mean of the means is not the
 # mean. A widely used library [had this wrong until 2024](https://huggingface.co/blog/gradient_accumulation).
 #

@@ -77,7 +77,7 @@ my_torchrun = None  # of the five
 my_spawn = None  # of the five
 
 # %%
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says why
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 08 says why
 live, recorded = Path("results/live"), Path("results/recorded")
 lessons, cluster = Path("lessons/l10_launchers"), Path("scripts/cluster")
 for old in live.glob("10_*"):

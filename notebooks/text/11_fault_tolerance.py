@@ -61,7 +61,7 @@ moment = 2.5  # … and when: in the middle of epoch 2; epochs count from 0, the
 several_nodes = True  # two nodes, live where this machine can; False shows a recorded run
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 08 says more
 dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
 live = Path("results/live")
 

@@ -61,7 +61,7 @@ several_nodes = True  # two nodes, live where this machine can; False shows a re
 one_alone = True  # groups that go on without one, live where torchft is; False shows a recorded run
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 08 says more
 dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
 live = Path("results/live")
 

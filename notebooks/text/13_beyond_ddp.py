@@ -24,7 +24,7 @@
 # - write an optimizer that shards its state, shard a matrix product, and order the work of a pipeline;
 # - choose the simplest way that fits.
 #
-# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). (This
+# **You need** lessons [04 · Messages](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). (This
 # lesson explains in a few words what it needs of autocast, which lesson [14](14_make_it_faster.ipynb) teaches.)
 #
 # **Time.** About 105 minutes for you, 2 for the machine. After the first 65 there is a place for a break.

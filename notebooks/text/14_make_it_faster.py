@@ -368,7 +368,7 @@ lesson.figure("Each change against no change, predicted (diamond) and measured (
 # In a round, *before* and *after* run one after the other, and their ratio is the gain. The one that runs second may have
 # an advantage. The control has the same order, so we divide by its gain in the round with the same number. The control
 # ran earlier, so its noise is a part of every line. The dot is the median of these ratios, the line the 95 % interval of
-# lesson [01](01_one_device.ipynb). A change *pays* or *costs* only where its whole line lies on one side of 1. Otherwise
+# lesson [01](01_measure.ipynb). A change *pays* or *costs* only where its whole line lies on one side of 1. Otherwise
 # there is **no significant difference** from no change, whatever the median. The grey band is the interval of the
 # control's own gains. It should hold 1.
 #
@@ -548,7 +548,7 @@ lesson.table(show.decided(CHANGES, on_one, on_many))
 # | gaps between short kernels | a larger batch; `torch.compile(model, mode="reduce-overhead")`, which replays them as one graph |
 # | the CPU waits in `cudaStreamSynchronize` | fewer `.item()`; `pin_memory=True` and `.to(device, non_blocking=True)` |
 # | the GPU waits for `DataLoader` | `num_workers`, `prefetch_factor`, `persistent_workers=True` (workers that live on keep their copy of the data set: a `set_epoch` of the *data set* does not reach them, one of the sampler does) |
-# | matrix products take most of it | bf16 autocast; TF32: `torch.set_float32_matmul_precision("high")` ([01](01_one_device.ipynb)) |
+# | matrix products take most of it | bf16 autocast; TF32: `torch.set_float32_matmul_precision("high")` ([01](01_measure.ipynb)) |
 # | an NCCL kernel runs alone at the end | other bucket sizes; a communication hook |
 #
 # ## What to remember

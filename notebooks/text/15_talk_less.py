@@ -197,7 +197,7 @@ lesson.table([{"way": name, **show.of_ceiling(row, forecast),
 lesson.verdict(show.both(near))
 
 # %% [markdown]
-# Speeds follow the rule of lesson [01](01_one_device.ipynb). A pair is a round of a way and the round of *never* beside
+# Speeds follow the rule of lesson [01](01_measure.ipynb). A pair is a round of a way and the round of *never* beside
 # it. A share of the ceiling above 100 % is noise: its interval holds 100. For accuracies a pair is two ways with the
 # same seed, and three pairs are too few to name a winner: the medians and the ranges of the seeds are all that we
 # state.
@@ -301,7 +301,7 @@ lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1
 # ## What remains different
 #
 # With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running
-# statistics are each rank's own, or rank 0's: lesson [06b](06b_ddp_traps.ipynb).) After local steps all three differ.
+# statistics are each rank's own, or rank 0's: lesson [07](07_traps.ipynb).) After local steps all three differ.
 #
 # ### Exercise 2: find what is missing
 #

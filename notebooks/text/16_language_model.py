@@ -28,7 +28,7 @@
 # - say what a sample, an update and the schedule count here, and where the clip and `no_sync` go;
 # - count tokens a second and MFU, and prove that several ranks train what one process trains.
 #
-# **You need** [06](06_ddp.ipynb) and [06b](06b_ddp_traps.ipynb); for FSDP2 [13](13_beyond_ddp.ipynb) and
+# **You need** [06](06_ddp.ipynb) and [07](07_traps.ipynb); for FSDP2 [13](13_beyond_ddp.ipynb) and
 # [13b](13b_fsdp2.ipynb); the ceiling of [08](08_performance.ipynb).
 #
 # **Time.** About 110 minutes for you, 2 for the machine. Half of yours are for the exam.
@@ -159,7 +159,7 @@ lesson.predicted(my_same_way, cosine > 0.9999)
 # ## Where does `no_sync` go, and what does the schedule count?
 #
 # An update has two micro-batches, whose gradients add up. Only their sum must travel. `no_sync()` around all
-# micro-batches **but the last** keeps DDP still (around the forward, too: [06b](06b_ddp_traps.ipynb)). The last
+# micro-batches **but the last** keeps DDP still (around the forward, too: [07](07_traps.ipynb)). The last
 # `backward()` then sends what all have added up. To send each time is right as well, and sends twice as much.
 #
 # The rate rises over the first quarter of the updates (in long trainings over 1 % or less), and then falls along a
@@ -442,7 +442,7 @@ lesson.verdict(f"MyDDP is {whose_class}.")
 
 
 # %% [markdown]
-# The rounds of two ways are pairs, and brackets hold the 95 % interval of lesson [01](01_one_device.ipynb). *off*: how
+# The rounds of two ways are pairs, and brackets hold the 95 % interval of lesson [01](01_measure.ipynb). *off*: how
 # far the weights are from those of one process after three updates, relative to how far these have moved.
 #
 # DDP sends each gradient once an update; without `no_sync()` once a micro-batch. FSDP2 gathers weights for forward and

@@ -78,7 +78,7 @@ def main_py(launcher, *options, threads=None, script="main.py"):
 
 
 def textbook(launcher, *options, threads=None):
-    return last_epoch(run([*launcher, "lessons/l01_one_device/textbook.py", *map(str, options)], threads))
+    return last_epoch(run([*launcher, "scripts/measure/textbook.py", *map(str, options)], threads))
 
 
 def import_torch(launcher):

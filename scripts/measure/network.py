@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course import compare, dial, rank_program
 from course.timing import all_gather_single, interleave, slowest, timed
-from lessons.l04_collectives.solution import my_ring
+from lessons.l04_collectives.solution import direct, star
+from lessons.start.ours.all_reduce import all_reduce
 from trainer import launch
 from trainer.files import check_output
 from trainer.options import positive
@@ -40,47 +41,19 @@ def star_in_turn(tensor):
         for rank in range(1, dist.get_world_size()):
             dist.recv(part, rank)
             tensor += part
-        wait([dist.isend(tensor, rank) for rank in range(1, dist.get_world_size())])
+        for message in [dist.isend(tensor, rank) for rank in range(1, dist.get_world_size())]:
+            message.wait()
     else:
         dist.send(tensor, 0)
         dist.recv(tensor, 0)
-
-
-def star_at_once(tensor):
-    """Rank 0 receives from all ranks at the same time, then sends the sum to all."""
-    if dist.get_rank() == 0:
-        others = range(1, dist.get_world_size())
-        parts = {rank: torch.empty_like(tensor) for rank in others}
-        wait([dist.irecv(parts[rank], rank) for rank in others])
-        tensor += sum(parts.values())
-        wait([dist.isend(tensor, rank) for rank in others])
-    else:
-        dist.send(tensor, 0)
-        dist.recv(tensor, 0)
-
-
-def direct(tensor):
-    """Each rank adds up one piece, which all others send it at the same time, and sends the sum to all of them."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    others = [(rank + distance) % ranks for distance in range(1, ranks)]  # so that not all begin with the same rank
-    pieces = tensor.chunk(ranks)
-    parts = {each: torch.empty_like(pieces[rank]) for each in others}
-    wait([dist.irecv(parts[each], each) for each in others] + [dist.isend(pieces[each], each) for each in others])
-    pieces[rank].add_(sum(parts.values()))
-    wait([dist.irecv(pieces[each], each) for each in others] + [dist.isend(pieces[rank], each) for each in others])
-
-
-def wait(messages):
-    for message in messages:
-        message.wait()
 
 
 # Each all-reduce, and how many times the message goes over the busiest connection (a cable per pair), or through the
 # busiest card (one per host), with n ranks.
 ALL_REDUCES = {
     "star, in turn": (star_in_turn, lambda n: n, lambda n: 2 * (n - 1)),
-    "star, at once": (star_at_once, lambda n: 2, lambda n: 2 * (n - 1)),
-    "ring": (my_ring, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n),
+    "star, at once": (star, lambda n: 2, lambda n: 2 * (n - 1)),
+    "ring": (all_reduce, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n),
     "direct": (direct, lambda n: 2 / n, lambda n: 2 * (n - 1) / n),
     "dist.all_reduce": (dist.all_reduce, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1) / n),
 }

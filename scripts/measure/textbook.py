@@ -1,7 +1,7 @@
 """The training loop that most first tutorials print, kept for comparison: images are fetched and normalised one by one.
 
-    python lessons/l01_one_device/textbook.py --epochs 1
-    torchrun --nproc_per_node=8 lessons/l01_one_device/textbook.py --steps 1
+    python scripts/measure/textbook.py --epochs 1
+    torchrun --nproc_per_node=8 scripts/measure/textbook.py --steps 1
 
 Each rank imports torchvision, and a DataLoader calls ToTensor and Normalize for each image. Weights, learning rate and
 batch size are main.py's.
