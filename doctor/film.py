@@ -626,6 +626,8 @@ def script(args) -> int:
         raise
     finally:
         film.end(how)
+        if dist.is_initialized():  # else gloo's threads call this film's hooks while Python ends, and die of it
+            dist.destroy_process_group()
     return 0
 
 
