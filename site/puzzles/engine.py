@@ -39,8 +39,7 @@ class Tensor:
         return self.size
 
     def tolist(self):
-        values = [self.memory[self.start + i * self.step] for i in range(self.size)]
-        return values[0] if self.scalar else values
+        return self.memory[self.start] if self.scalar else self.values()
 
     def item(self):
         if self.size != 1:
@@ -74,14 +73,12 @@ class Tensor:
         if many and other.size != self.size and (self.size != 1 or into is not None):
             raise RuntimeError("tensors with %d and %d values do not fit" % (self.size, other.size))
         size = other.size if many else self.size
-        right = other.tolist() if many else [other.item() if isinstance(other, Tensor) else other] * size
-        left = [self.item()] * size if self.size == 1 and size != 1 else self.tolist()
-        values = [operation(a, b) for a, b in zip([left] if self.scalar and not many else left, right)]
+        right = other.values() if many else [other.item() if isinstance(other, Tensor) else other] * size
+        left = self.values() if self.size == size else [self.item()] * size
+        values = [operation(a, b) for a, b in zip(left, right)]
         if into is None:
             return Tensor(array("f", values), scalar=self.scalar and not many)
-        for i, value in enumerate(values):
-            self.memory[self.start + i * self.step] = value
-        return self
+        return self.filled(values)
 
     def __add__(self, other):
         return self.with_(other, lambda a, b: a + b)
@@ -116,7 +113,20 @@ class Tensor:
         return self.with_(other, lambda a, b: a / b, True)
 
     def copy_(self, other):
-        return self.with_(other, lambda a, b: b, True)
+        if not isinstance(other, Tensor) or other.size != self.size:
+            return self.with_(other, lambda a, b: b, True)
+        return self.filled([other.memory[other.start + i * other.step] for i in range(other.size)])
+
+    def filled(self, values):
+        at = self.start
+        for value in values:
+            self.memory[at] = value
+            at += self.step
+        return self
+
+    def values(self):
+        """A list of them, also where it is one in no dimension."""
+        return [self.memory[self.start + i * self.step] for i in range(self.size)]
 
     __iadd__, __isub__ = add_, sub_  # MicroPython calls no __imul__ and no __itruediv__: see rewritten()
 
@@ -127,7 +137,7 @@ class Tensor:
         return made(self.tolist())
 
     def sum(self):
-        return Tensor(array("f", [sum([self.tolist()] if self.scalar else self.tolist())]), scalar=True)
+        return Tensor(array("f", [sum(self.values())]), scalar=True)
 
     def mean(self):
         return self.sum() / self.size
@@ -311,7 +321,7 @@ class Message:
 
     def __init__(self, kind, rank, peer, values, time, line, order):
         self.kind, self.rank, self.peer, self.values, self.time, self.line = kind, rank, peer, values, time, line
-        self.order, self.end = order, None  # end: when it is through
+        self.order, self.end, self.over = order, None, False  # end: when it is through; over: a wait has returned
 
 
 class Work:
@@ -382,7 +392,8 @@ class World:
         """What a rank does first in each call of ours: end, if it was to end and caught that; show what it holds."""
         if self.stopped:
             raise self.stopped
-        if self.watched is not None:
+        self.looks += 1
+        if self.watched is not None and self.looks > len(self.seen[self.rank]):  # not what an earlier run has seen
             self.seen[self.rank].append((self.clock, plain_values(self.watched)))
 
     def turn(self, line):
@@ -414,8 +425,7 @@ class World:
         if self.count == len(mine):
             if len(self.messages) >= MESSAGES:
                 self.stop("endless", "More than %d messages, and no end: the last one is in %s." % (MESSAGES, line))
-            values = [tensor.item()] if tensor.scalar else tensor.tolist()
-            mine.append(Message(kind, self.rank, peer, values, self.clock, line, len(self.messages)))
+            mine.append(Message(kind, self.rank, peer, tensor.values(), self.clock, line, len(self.messages)))
             self.messages.append(mine[-1])
         self.count += 1
         self.open.add(mine[self.count - 1].order)
@@ -427,12 +437,11 @@ class World:
             self.blocked[self.rank] = message
             self.stop("waits")
         self.clock = max(self.clock, message.end)
-        values = [tensor.item()] if tensor.scalar else tensor.tolist()
         if message.kind == "recv":
-            tensor.copy_(Tensor(array("f", message.values)))
-            self.look()
-        elif values != message.values:
+            tensor.filled(message.values)
+        elif not message.over and tensor.values() != message.values:
             self.stop("race", "The tensor that %s sends was changed before wait()." % message.line)
+        message.over = True
         self.open.discard(message.order)
 
     def run(self, source, name, arguments, used=()):
@@ -500,9 +509,9 @@ class World:
 
     def replay(self, rank, code, name, arguments):
         """Run a rank from its start to its end or to a message that is not there yet; how it failed, or None."""
-        self.rank, self.clock, self.turns, self.count, self.stopped = rank, 0, 0, 0, None
+        self.rank, self.clock, self.turns, self.count, self.looks, self.stopped = rank, 0, 0, 0, 0, None
         self.memory = self.most_memory = 0
-        self.seen[rank], self.prints[rank], self.blocked[rank] = [], [], None
+        self.prints[rank], self.blocked[rank] = [], None
         random.seed(rank)
         given = arguments(rank)
         self.memory = self.most_memory = 0  # what it is given does not count

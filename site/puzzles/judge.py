@@ -117,6 +117,14 @@ def mistake_in(puzzle, outcomes, first, used):
     return message
 
 
+def best_costs(puzzle, ranks, used):
+    """What the solution costs, with the learner's answers to earlier puzzles."""
+    known = puzzle.setdefault("known", {})
+    if (ranks, tuple(used)) not in known:
+        known[ranks, tuple(used)] = simulated(puzzle, puzzle["SOLUTION"], ranks, used)["costs"]
+    return known[ranks, tuple(used)]
+
+
 def check(puzzle, source, used=()):
     """Run an answer on each case. What is told is of the first that is wrong, or of the last. For JSON: right, why, cell,
     mistake (a typical one's message, or None), ranks, start, wanted, outcome, and best, the solution's costs."""
@@ -124,7 +132,7 @@ def check(puzzle, source, used=()):
     for ranks in puzzle["RANKS"]:
         outcomes[ranks] = simulated(puzzle, source, ranks, used)
         if not wrong:
-            best, told_of = simulated(puzzle, puzzle["SOLUTION"], ranks, used)["costs"], ranks
+            best, told_of = best_costs(puzzle, ranks, used), ranks
             wrong = why_wrong(puzzle, ranks, outcomes[ranks], best)
     outcome, ranks = outcomes[told_of], told_of
     stop, mistake = outcome["stop"], None

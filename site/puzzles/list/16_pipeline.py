@@ -53,7 +53,7 @@ MISTAKES = [
     ([("first = stages - stage", "first = stages - stage - 1")],
      "One forward too few at the start: a gradient is awaited before the micro-batch has left."),
 ]
-MISTAKES = [(*mistake, "right on gloo") for mistake in MISTAKES[:3]] + MISTAKES[3:]
+MISTAKES = [mistake + ("right on gloo",) for mistake in MISTAKES[:3]] + MISTAKES[3:]
 LEARNED = "One forward, one backward: the same time as all forwards first, and memory that no longer grows with the batch."
 
 
