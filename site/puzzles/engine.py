@@ -148,9 +148,9 @@ class Tensor:
         return Tensor(self.memory, self.start, self.size, self.step)
 
     def tensor_split(self, parts):
-        """Parts of the same memory; the first ones have a value more where they cannot be even."""
+        """A tuple of parts of the same memory; the first ones have a value more where they cannot be even."""
         ends = [part * (self.size // parts) + min(part, self.size % parts) for part in range(parts + 1)]
-        return [self[ends[part]:ends[part + 1]] for part in range(parts)]
+        return tuple([self[ends[part]:ends[part + 1]] for part in range(parts)])
 
     def __lt__(self, other):
         return self.item() < (other.item() if isinstance(other, Tensor) else other)
@@ -433,6 +433,9 @@ class World:
 
     def wait(self, message, tensor):
         self.look()
+        if message.order not in self.open:
+            self.stop("race", "wait() a second time for the %s in %s. On real ranks that may hang." % (
+                message.kind, message.line))
         if message.end is None:
             self.blocked[self.rank] = message
             self.stop("waits")

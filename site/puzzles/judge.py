@@ -90,7 +90,8 @@ def print_of(puzzle, ranks, outcome):
     """What two answers with the same mistake have in common."""
     stop = outcome["stop"]
     if stop:
-        return [stop["kind"], stop.get("circle"), stop.get("rank")]
+        error = stop["text"].split(": ", 2)[-1] if stop["kind"] == "error" else None  # without its rank and line
+        return [stop["kind"], stop.get("circle"), stop.get("rank"), error]
     costs = [outcome["costs"][what] for what in puzzle["LIMIT"]]
     return [[told(flat(result)) for result in outcome["results"]], costs]
 

@@ -37,7 +37,8 @@ MISTAKES = [
         dist.recv(arrived, src=(rank - step) % ranks)
         sending.wait()
         mine = arrived.tensor_split(ranks)[rank]
-        chunks[rank] += mine
+        own = chunks[rank]
+        own += mine
 """)], "Whole tensors travel, and each rank uses one chunk of them. Send only that chunk.", "right on gloo"),
 ]
 LEARNED = "Each rank sends (n − 1)/n of its tensor, however many ranks there are."

@@ -28,7 +28,8 @@ POST = """        waiting.append(dist.isend(gradients[layer], dst=other))
         waiting.append(dist.irecv(arrived[layer], src=other))
 """
 MISTAKES = [
-    ([("    for each in waiting:\n        each.wait()", "        for each in waiting:\n            each.wait()"),],
+    ([(POST, POST + "        waiting[-2].wait()\n        waiting[-1].wait()\n"),
+      ("    for each in waiting:\n        each.wait()\n", "")],
      "You wait for each message before you compute the next layer. Wait when all has been computed.", "right on gloo"),
     ([(POST, ""), ("    for each in waiting:", "    for layer in [2, 1, 0]:\n" + POST + "    for each in waiting:")],
      "The first message leaves when all is computed. Post each as soon as its gradient is there.", "right on gloo"),
