@@ -27,7 +27,8 @@ def puzzles():
 def vendored(name):
     """The bytes of a file of vendored/. RuntimeError where they are not those that its README.md names."""
     content = (HERE / "vendored" / name).read_bytes()
-    if f"{hashlib.sha256(content).hexdigest()}  {name}" not in (HERE / "vendored/README.md").read_text(encoding="utf-8"):
+    known = (HERE / "vendored/README.md").read_text(encoding="utf-8")
+    if f"{hashlib.sha256(content).hexdigest()}  {name}" not in known:
         raise RuntimeError(f"site/puzzles/vendored/{name} has another checksum than README.md beside it names")
     return content
 
@@ -39,7 +40,10 @@ def page():
         given, wanted = puzzle["case"](puzzle["RANKS"][-1])
         told.append({"title": puzzle["TITLE"], "task": puzzle["TASK"], "name": puzzle["NAME"], "code": puzzle["CODE"],
                      "solution": puzzle["SOLUTION"], "uses": puzzle["USES"], "learned": puzzle["LEARNED"],
-                     "ranks": puzzle["RANKS"], "file": puzzle["FILE"], "text": text,
+                     "ranks": puzzle["RANKS"],
+                     "given": re.search(rf"def {puzzle['NAME']}\((\w+)", puzzle["SOLUTION"])[1],
+                     "returns": bool(re.search(r"^    return .", puzzle["SOLUTION"], re.M)),
+                     "file": puzzle["FILE"], "text": text,
                      "start": [plain_values(each[0]) for each in given], "wanted": plain_values(wanted)})
     python = {name: (HERE / name).read_text(encoding="utf-8") for name in ("__init__.py", "engine.py", "judge.py")}
     parts = {"puzzles": json.dumps(told), "files": json.dumps(python),
@@ -47,7 +51,7 @@ def page():
              "micropython": json.dumps(vendored("micropython.mjs").decode())}
     parts = {name: part.replace("</", "<\\/") for name, part in parts.items()}  # no text ends the script
     template = (HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub("@(%s)@" % "|".join(parts), lambda found: parts[found[1]], template)
+    return re.sub(f"@({'|'.join(parts)})@", lambda found: parts[found[1]], template)
 
 
 if __name__ == "__main__":

@@ -188,8 +188,7 @@ def free(tensor):
 def work(ticks):
     """The rank computes for so long."""
     if World.now:
-        World.now.look()
-        World.now.clock += ticks
+        World.now.worked(ticks)
 
 
 class Generator:
@@ -396,6 +395,11 @@ class World:
         if self.watched is not None and self.looks > len(self.seen[self.rank]):  # not what an earlier run has seen
             self.seen[self.rank].append((self.clock, plain_values(self.watched)))
 
+    def worked(self, ticks):
+        self.look()
+        self.works[self.rank].append([self.clock, self.clock + ticks])
+        self.clock += ticks
+
     def turn(self, line):
         if self.stopped:
             raise self.stopped
@@ -448,11 +452,14 @@ class World:
         self.open.discard(message.order)
 
     def run(self, source, name, arguments, used=()):
-        """Let each rank call the function `name` of `source` with its own of `arguments`, which is called for fresh ones
-        each time. used: (name, source) of answers that the source imports. What comes back is for JSON: results, stop, where, messages, seen, prints and costs."""
+        """Let each rank call the function `name` of `source`.
+
+        arguments(rank): its arguments, fresh ones in each call. used: (name, source) of answers that the source
+        imports. For JSON: results, stop, seen, prints, works, messages, costs."""
         ranks = range(self.ranks)
         self.messages, self.posted, self.seen = [], [[] for _ in ranks], [[] for _ in ranks]
         self.results, self.prints, self.blocked = [None] * self.ranks, [[] for _ in ranks], [None] * self.ranks
+        self.works = [[] for _ in ranks]  # when each rank computes: [begin, end]
         self.ends, self.memories, self.free_to, self.mismatch = [None] * self.ranks, [0] * self.ranks, {}, ""
         distributed, torch = Distributed(self), Torch()
         torch.distributed = distributed
@@ -485,6 +492,7 @@ class World:
         sent = [sum(len(each.values) * 4 for each in posted if each.kind == "send" and each.end is not None)
                 for posted in self.posted]
         return {"results": self.results, "stop": stop, "seen": self.seen, "prints": self.prints,
+                "works": self.works,
                 "messages": [{"from": each.rank, "to": each.peer, "values": each.values, "line": each.line,
                               "begin": each.begin, "end": each.end}
                              for each in self.messages if each.kind == "send" and each.end is not None],
@@ -514,7 +522,7 @@ class World:
         """Run a rank from its start to its end or to a message that is not there yet; how it failed, or None."""
         self.rank, self.clock, self.turns, self.count, self.looks, self.stopped = rank, 0, 0, 0, 0, None
         self.memory = self.most_memory = 0
-        self.prints[rank], self.blocked[rank] = [], None
+        self.prints[rank], self.works[rank], self.blocked[rank] = [], [], None
         random.seed(rank)
         given = arguments(rank)
         self.memory = self.most_memory = 0  # what it is given does not count

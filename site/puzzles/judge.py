@@ -55,7 +55,7 @@ def flat(value):
 
 
 def why_wrong(puzzle, ranks, outcome, best):
-    """None, or why the outcome is wrong and where: (text, [rank, cell] or None). best: the solution's costs, or None."""
+    """None, or (why the outcome is wrong, [rank, cell] or None). best: the solution's costs; None where none are known."""
     if outcome["stop"]:
         return outcome["stop"]["text"], None
     results, wanted = outcome["results"], plain_values(puzzle["case"](ranks)[1])
@@ -73,7 +73,8 @@ def why_wrong(puzzle, ranks, outcome, best):
                 return "Rank %d ends with %s; wanted is %s." % (rank, told(found), told(want)), [rank, cell]
     for what in puzzle["LIMIT"] if best else ():
         if outcome["costs"][what] > best[what] + 1e-9:
-            return "The values are right. %s: %g, and %g will do." % (COSTS[what], outcome["costs"][what], best[what]), None
+            return "The values are right. %s: %g, and %g will do." % (
+                COSTS[what], outcome["costs"][what], best[what]), None
     return None
 
 
@@ -98,12 +99,13 @@ def print_of(puzzle, ranks, outcome):
 
 def finer(outcome):
     """What tells apart two answers that end alike."""
-    return [outcome["costs"], [[each["from"], each["to"], each["begin"], each["values"]] for each in outcome["messages"]]]
+    messages = outcome["messages"]
+    return [outcome["costs"], [[each["from"], each["to"], each["begin"], each["values"]] for each in messages]]
 
 
 def mistake_in(puzzle, outcomes, first, used):
-    """The message of the typical mistake that behaves the same on the `first` case that is wrong, or None. Among several
-    the one that is alike on more cases. outcomes: of all cases, {ranks: outcome}."""
+    """The message of the typical mistake that behaves the same on the `first` case that is wrong, or None. Among
+    several the one that is alike on more cases. outcomes: of all cases, {ranks: outcome}."""
     best, message = 0, None
     for edits, says, *_ in puzzle["MISTAKES"]:
         source, same = mistaken(puzzle, edits), 0
@@ -127,8 +129,8 @@ def best_costs(puzzle, ranks, used):
 
 
 def check(puzzle, source, used=()):
-    """Run an answer on each case. What is told is of the first that is wrong, or of the last. For JSON: right, why, cell,
-    mistake (a typical one's message, or None), ranks, start, wanted, outcome, and best, the solution's costs."""
+    """Run an answer on each case. What is told is of the first that is wrong, or of the last. For JSON: right, why,
+    cell, mistake (a typical one's message, or None), ranks, start, wanted, outcome, and best, the solution's costs."""
     outcomes, wrong = {}, None
     for ranks in puzzle["RANKS"]:
         outcomes[ranks] = simulated(puzzle, source, ranks, used)
@@ -140,6 +142,7 @@ def check(puzzle, source, used=()):
     if wrong and not (stop and stop["kind"] in ("syntax", "endless")):
         mistake = mistake_in(puzzle, outcomes, ranks, used)
     given, wanted = puzzle["case"](ranks)
-    return {"right": not wrong, "why": wrong[0] if wrong else "", "cell": wrong[1] if wrong else None, "ranks": ranks,
-            "mistake": mistake, "start": [plain_values(each[0]) for each in given], "wanted": plain_values(wanted),
+    why, cell = wrong or ("", None)
+    return {"right": not wrong, "why": why, "cell": cell, "ranks": ranks, "mistake": mistake,
+            "start": [plain_values(each[0]) for each in given], "wanted": plain_values(wanted),
             "outcome": outcome, "best": best}

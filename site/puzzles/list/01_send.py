@@ -1,8 +1,8 @@
 TITLE = "A first message"
-TASK = """Two <b>ranks</b>, 0 and 1, run the same function at the same time, each with its own <code>tensor</code>.
-They share no memory: a value gets from one to the other only in a message.
-<code>dist.send(tensor, dst=1)</code> sends to rank 1. <code>dist.recv(tensor, src=0)</code> waits for a message from
-rank 0 and writes it into <code>tensor</code>. Give rank 1 the values of rank 0."""
+TASK = """Two <b>ranks</b>, 0 and 1, run the same function at the same time, each with its own <code>tensor</code>. They
+share no memory: a value gets from one to the other only in a message. <code>dist.send(tensor, dst=1)</code> sends to
+rank 1. <code>dist.recv(tensor, src=0)</code> waits for a message from rank 0 and writes it into <code>tensor</code>.
+Give rank 1 the values of rank 0."""
 NAME, RANKS = "give", (2,)
 SOLUTION = """
 import torch.distributed as dist

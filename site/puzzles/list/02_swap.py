@@ -35,7 +35,8 @@ MISTAKES = [
      "The values have arrived, but the tensor has its old ones. tensor.copy_(arrived) changes them; `tensor = arrived` "
      "would only give a name to another tensor."),
 ]
-LEARNED = "Ranks that wait for each other in a circle wait forever. That is a deadlock; in training it looks like a hang."
+LEARNED = """Ranks that wait for each other in a circle wait forever. That is a deadlock; in training it looks like a
+hang."""
 
 
 def case(ranks):

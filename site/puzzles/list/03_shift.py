@@ -1,8 +1,8 @@
 TITLE = "All at once"
-TASK = """Each rank passes its tensor to the next rank, and the last one to rank 0. All messages should travel in the
-same tick. <code>sending = dist.isend(tensor, dst=…)</code> posts a message and goes on at once. After
-<code>sending.wait()</code> it has left, and only then may the tensor change. <code>(rank + 1) % ranks</code> is the
-next rank, around the ring."""
+TASK = """Each rank passes its tensor to the next rank, and the last one to rank 0. A message takes one <b>tick</b>, the
+unit of time here. All messages should travel in the same tick. <code>sending = dist.isend(tensor, dst=…)</code> posts a
+message and goes on at once. After <code>sending.wait()</code> it has left, and only then may the tensor change.
+<code>(rank + 1) % ranks</code> is the next rank, around the ring."""
 NAME, RANKS, LIMIT = "shift", (2, 3, 5), ("time",)
 SOLUTION = """
 import torch
@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 
 def shift(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()  # how many there are
     arrived = torch.zeros_like(tensor)
     # >>>
     sending = dist.isend(tensor, dst=(rank + 1) % ranks)

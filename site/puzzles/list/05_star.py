@@ -29,7 +29,8 @@ MISTAKES = [
       "            tensor += arrived\n        broadcast(tensor)\n")],
      "Only rank 0 calls broadcast. All ranks must call it, each for its own part."),
 ]
-LEARNED = "All-reduce is what data-parallel training calls in each step. Rank 0 is now the bottleneck: look at the bytes."
+LEARNED = """All-reduce is what data-parallel training calls in each step. Rank 0 is now the bottleneck: look at the
+bytes."""
 
 
 def case(ranks):

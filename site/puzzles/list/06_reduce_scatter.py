@@ -2,7 +2,7 @@ TITLE = "Reduce-scatter"
 TASK = """Share the adding. <code>chunks = tensor.tensor_split(ranks)</code> cuts the tensor into one part per rank; the
 parts share its memory. Rank r should end with chunk r of the sum, and return it. No rank may send more than it must.
 One way goes around the ring: in each step a rank passes one chunk to the next rank, which adds its own and passes that
-on in the next step. Chunk r begins at rank r + 1."""
+on in the next step. Chunk r begins at rank r + 1: with three ranks, chunk 0 goes from rank 1 to 2 to 0."""
 NAME, RANKS, LIMIT = "reduce_scatter", (2, 3, 5), ("bytes",)
 SOLUTION = """
 import torch

@@ -1,6 +1,7 @@
 TITLE = "All-gather"
-TASK = """Now the way back. Chunk r is right on rank r only; the rest of each tensor is old. Give every rank all the right
-chunks, and let no rank send more than it must. Pass on what has just arrived."""
+TASK = """Now the way back. Chunk r is right on rank r only; the rest of each tensor is old. Give every rank all the
+right chunks, and let no rank send more than it must. First each rank sends its own chunk to the next rank, then it
+passes on what has just arrived."""
 NAME, RANKS, LIMIT = "all_gather", (2, 3, 5), ("bytes",)
 SOLUTION = """
 import torch

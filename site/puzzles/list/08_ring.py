@@ -1,6 +1,6 @@
 TITLE = "The ring all-reduce"
-TASK = """Put both halves together: every rank should end with the sum. The busiest rank must send no more than
-2 (n − 1)/n of its tensor. The lines around yours make it work at home, too, where a tensor may have many dimensions."""
+TASK = """Put both halves together: every rank should end with the sum. The busiest rank must send no more than 2 (n −
+1)/n of its tensor. The lines around yours make it work at home, too, where a tensor may have many dimensions."""
 NAME, RANKS, LIMIT, USES = "all_reduce", (2, 3, 5), ("bytes",), ("reduce_scatter", "all_gather")
 FILE = "all_reduce.py"
 SOLUTION = """
@@ -24,8 +24,8 @@ MISTAKES = [
      "Add first, then give the sums to all."),
     ([("    reduce_scatter(flat)\n", "")], "Nothing has been added yet: all_gather only copies chunks."),
 ]
-LEARNED = """This is how gloo and NCCL add gradients. The file below trains a real network: copy it to <code>mine/</code>
-in the course and start <code>torchrun --nproc_per_node=2 mine/train.py</code>."""
+LEARNED = """This is how gloo and NCCL add gradients. The file below trains a real network: copy it to
+<code>mine/</code> in the course and start <code>torchrun --nproc_per_node=2 mine/train.py</code>."""
 
 
 def case(ranks):

@@ -1,8 +1,9 @@
 TITLE = "Who gets which item"
-TASK = """Each epoch all ranks shuffle the same <code>n</code> items alike, and each rank takes a part. Return the list of
-this rank's items. Every rank must get equally many, and every item must be somebody's. Where n cannot be divided,
-repeat items from the beginning of the order. <code>torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-.tolist()</code> shuffles 0 to n − 1, for one seed always alike. Each epoch needs another order."""
+TASK = """Each epoch all ranks shuffle the same <code>n</code> items alike, and each rank takes a part. Return the list
+of this rank's items. Every rank must get equally many, and every item must be somebody's. Where n cannot be divided,
+repeat items from the beginning of the order. <code>torch.randperm(n,
+generator=torch.Generator().manual_seed(seed)).tolist()</code> shuffles 0 to n − 1, for one seed always alike. Each
+epoch needs another order."""
 NAME, RANKS, FILE = "shard", (2, 3, 5), "shard.py"
 SOLUTION = """
 import torch
@@ -24,8 +25,8 @@ MISTAKES = [
     ([("    order += order[:-n % world_size]\n", "    order = order[:n - n % world_size]\n")],
      "The last items of the order are nobody's. Repeat some from the beginning instead of dropping them."),
 ]
-LEARNED = """DistributedSampler does the same, and forgetting <code>set_epoch</code> is the second mistake that this puzzle
-knows. The file below works in the course's <code>mine/</code>."""
+LEARNED = """DistributedSampler does the same, and forgetting <code>set_epoch</code> is the second mistake that this
+puzzle knows. The file below works in the course's <code>mine/</code>."""
 
 
 def judge(results, ranks):
@@ -47,5 +48,5 @@ def judge(results, ranks):
 
 
 def case(ranks):
-    wanted = "equally many items for each rank, and each of 0 to 6 at least once"
+    wanted = "n = 7: equally many items for each rank, and each of 0 to 6 with some rank."
     return [[7, rank, ranks, ranks] for rank in range(ranks)], [wanted] * ranks

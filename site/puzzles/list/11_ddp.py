@@ -1,8 +1,8 @@
 TITLE = "Equal to one process"
 TASK = """Train one weight on all ranks: one step that gives exactly what one process would get from all images and from
-rank 0's weight. The ranks start with different weights. Each has its own images, equally many. <code>gradient</code> is
-the mean over the images of this rank. The step is <code>weight -= 0.1 * gradient</code>, with the mean over all
-images."""
+rank 0's weight. The ranks start with different weights. Each has its own images, equally many.
+<code>own_gradient</code> gives the mean over the images of this rank. The step is <code>weight -= 0.1 *
+gradient</code>, with the mean over all images."""
 NAME, RANKS, USES = "step", (2, 3, 5), ("broadcast", "reduce_scatter", "all_gather", "all_reduce")
 SOLUTION = """
 import torch.distributed as dist
@@ -30,7 +30,8 @@ MISTAKES = [
      "all_reduce gives the sum of the ranks' gradients. The step needs their mean."),
     ([("    all_reduce(gradient)\n    gradient /= dist.get_world_size()\n", "")],
      "Each rank takes a step with the gradient of its own images, and the weights drift apart."),
-    ([("    all_reduce(gradient)\n", "")], "You divide a gradient that has not been added up yet: all_reduce comes first."),
+    ([("    all_reduce(gradient)\n", "")],
+     "You divide a gradient that has not been added up yet: all_reduce comes first."),
 ]
 LEARNED = "The same weights at the start and the mean of the gradients: that is DistributedDataParallel."
 

@@ -23,7 +23,8 @@ MISTAKES = [
      "right on gloo"),
     ([("        gradient += each\n    all_reduce(gradient)\n",
        "        gradient += each\n        all_reduce(gradient)\n")],
-     "What was added up over the ranks is added up again with the next micro-batch. Add your own first, then send once."),
+     "What was added up over the ranks is added up again with the next micro-batch. Add your own first, then "
+     "send once."),
     ([("        gradient += each\n    all_reduce(gradient)", "        all_reduce(each)\n        gradient += each")],
      "The values are right, but every micro-batch is sent. Add them up first.", "right on gloo"),
     ([("    gradient /= dist.get_world_size()\n", "")], "That is the sum over the ranks. Divide by their number."),

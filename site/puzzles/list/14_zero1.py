@@ -1,8 +1,8 @@
 TITLE = "ZeRO-1: an optimizer in parts"
-TASK = """SGD with momentum: <code>momentum = 0.5 * momentum + gradient</code>, then
-<code>weights -= 0.1 * momentum</code>, with the mean gradient of all ranks. All ranks have all weights. The momentum
-should exist only once over all ranks: each rank keeps and updates its own chunk. <code>gradients</code> has this rank's
-gradient of each step. Memory counts the tensors that you make with calls such as <code>torch.zeros</code>."""
+TASK = """SGD with momentum: <code>momentum = 0.5 * momentum + gradient</code>, then <code>weights -= 0.1 *
+momentum</code>, with the mean gradient of all ranks. All ranks have all weights. The momentum should exist only once
+over all ranks: each rank keeps and updates its own chunk. <code>gradients</code> has this rank's gradient of each step.
+Memory counts the tensors that you make with calls such as <code>torch.zeros</code>."""
 NAME, RANKS, LIMIT, USES = "train", (2, 3, 5), ("memory",), ("reduce_scatter", "all_gather", "all_reduce")
 SOLUTION = """
 import torch
@@ -28,8 +28,7 @@ MISTAKES = [
        "    momentum = torch.zeros_like(weights)"),
       ("        momentum += reduce_scatter(gradient) / ranks\n        mine -= 0.1 * momentum\n",
        "        reduce_scatter(gradient)\n        all_gather(gradient)\n        momentum += gradient / ranks\n"
-       "        weights -= 0.1 * momentum\n"), ("        momentum += gradient / ranks\n        weights -= 0.1 * momentum\n"
-       "        all_gather(weights)\n", "        momentum += gradient / ranks\n        weights -= 0.1 * momentum\n")],
+       "        weights -= 0.1 * momentum\n"), ("        all_gather(weights)\n", "")],
      "Every rank keeps the momentum of all weights. One chunk per rank is enough: see reduce_scatter.",
      "right on gloo"),
     ([("        all_gather(weights)\n", "")], "Each rank has new weights in its own chunk only. Gather them."),

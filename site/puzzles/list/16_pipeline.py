@@ -2,7 +2,8 @@ TITLE = "1F1B: a pipeline"
 TASK = """Three stages of one model stand on three ranks. Micro-batches go forward from stage 0 to 2, and gradients come
 back. Each forward and each backward takes one tick; messages take none. A stage keeps what a forward computed until its
 backward. <code>order</code> returns a list of "F" and "B", one of each per micro-batch: what the stage does, in which
-order. Finish six micro-batches in 16 ticks, and keep few: stage 0 needs three at a time, the last stage one."""
+order. Finish six micro-batches in 16 ticks, and keep few: stage 0 needs three at a time, the last stage one.
+<code>train</code> returns the sum of what came in, and how many micro-batches are kept at the end."""
 NAME, RANKS, LIMIT, COST = "train", (3,), ("time", "memory"), (0, 0)
 SOLUTION = """
 import torch
@@ -54,7 +55,8 @@ MISTAKES = [
      "One forward too few at the start: a gradient is awaited before the micro-batch has left."),
 ]
 MISTAKES = [mistake + ("right on gloo",) for mistake in MISTAKES[:3]] + MISTAKES[3:]
-LEARNED = "One forward, one backward: the same time as all forwards first, and memory that no longer grows with the batch."
+LEARNED = """One forward, one backward: the same time as all forwards first, and memory that no longer grows with the
+batch."""
 
 
 def case(ranks):

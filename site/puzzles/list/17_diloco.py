@@ -1,6 +1,6 @@
 TITLE = "DiLoCo: talk once in a while"
-TASK = """Slow links: each rank takes several steps alone, <code>local -= 0.1 * gradient</code>, on a copy of the weights.
-Then the ranks average how far they came. The new weights are the old ones minus 0.7 times the mean of
+TASK = """Slow links: each rank takes several steps alone, <code>local -= 0.1 * gradient</code>, on a copy of the
+weights. Then the ranks average how far they came. The new weights are the old ones minus 0.7 times the mean of
 <code>weights - local</code>. Send no more than one all-reduce does."""
 NAME, RANKS, LIMIT, USES = "outer", (2, 3, 5), ("bytes",), ("reduce_scatter", "all_gather", "all_reduce")
 SOLUTION = """
@@ -38,4 +38,5 @@ def case(ranks):
     steps = [[[1.0 + rank, step, 2.0, rank * step, 5.0 - rank] for step in range(3)] for rank in range(ranks)]
     weights = [1.0, 2.0, 3.0, 4.0, 5.0]
     wanted = [w - 0.07 * sum([step[i] for each in steps for step in each]) / ranks for i, w in enumerate(weights)]
-    return [[torch.tensor(weights), [torch.tensor(each) for each in steps[rank]]] for rank in range(ranks)], [wanted] * ranks
+    given = [[torch.tensor(weights), [torch.tensor(each) for each in steps[rank]]] for rank in range(ranks)]
+    return given, [wanted] * ranks

@@ -1,7 +1,7 @@
 TITLE = "Hard: the fewest ticks"
-TASK = """A small tensor again: each message takes one tick, whatever its size. The ring takes eight ticks on five ranks.
-Write an all-reduce that takes three, for any number of ranks. <code>torch.cat([a, b])</code> joins tensors into one,
-so a message can carry several."""
+TASK = """A small tensor again: each message takes one tick, whatever its size. The ring takes eight ticks on five
+ranks. Write an all-reduce that takes three, for any number of ranks. <code>torch.cat([a, b])</code> joins tensors into
+one, so a message can carry several."""
 NAME, RANKS, LIMIT = "all_reduce_fast", (2, 3, 5), ("time",)
 USES = ("broadcast", "reduce_scatter", "all_gather", "all_reduce", "all_reduce_star")
 SOLUTION = """
