@@ -55,7 +55,7 @@ def flat(value):
 
 
 def why_wrong(puzzle, ranks, outcome, best):
-    """None, or (why the outcome is wrong, [rank, cell] or None). best: the solution's costs; None where none are known."""
+    """None, or (why the outcome is wrong, [rank, cell] or None). best: the solution's costs; None on gloo."""
     if outcome["stop"]:
         return outcome["stop"]["text"], None
     results, wanted = outcome["results"], plain_values(puzzle["case"](ranks)[1])
