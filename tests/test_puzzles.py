@@ -205,11 +205,11 @@ def test_solutions_and_mistakes_in_the_page(opened, mistakes):
 def test_by_touch_or_mouse_from_a_wrong_answer_to_a_right_one(opened, width, touch):
     page = opened(width, has_touch=touch, color_scheme="dark" if touch else "light")
     press = (lambda name: page.locator(name).tap()) if touch else (lambda name: page.locator(name).click())
-    wrong = judge.mistaken(PUZZLES[0], PUZZLES[0]["MISTAKES"][0][0])
+    wrong = judge.mistaken(PUZZLES[0], PUZZLES[0]["MISTAKES"][1][0])
     page.fill("#code", wrong)
     press("#run")
     assert "rank 0 (line 6, recv) waits for rank 1" in verdict(page)
-    assert PUZZLES[0]["MISTAKES"][0][1] in page.locator("#verdict").inner_text()
+    assert PUZZLES[0]["MISTAKES"][1][1] in page.locator("#verdict").inner_text()
     page.fill("#code", PUZZLES[0]["SOLUTION"])
     press("#run")
     page.locator("#verdict.right").wait_for()

@@ -65,8 +65,8 @@ def why_wrong(puzzle, ranks, outcome, best):
             return text, None
     else:
         for rank in range(ranks):
-            if not alike(results[rank], wanted[rank]):
-                found, want = flat(results[rank]), flat(wanted[rank])
+            found, want = flat(results[rank]), flat(wanted[rank])  # a number, or a tensor of one: either will do
+            if not alike(found, want):
                 if len(found) != len(want):
                     return "Rank %d ends with %s; wanted is %s." % (rank, told(found), told(want)), None
                 cell = [alike(a, b) for a, b in zip(found, want)].index(False)
@@ -92,9 +92,10 @@ def print_of(puzzle, ranks, outcome):
     stop = outcome["stop"]
     if stop:
         error = stop["text"].split(": ", 2)[-1] if stop["kind"] == "error" else None  # without its rank and line
-        return [stop["kind"], stop.get("circle"), stop.get("rank"), error]
+        return [stop["kind"], stop.get("circle"), error]
     costs = [outcome["costs"][what] for what in puzzle["LIMIT"]]
-    return [[told(flat(result)) for result in outcome["results"]], costs]
+    routes = sorted(set([(each["from"], each["to"]) for each in outcome["messages"]]))
+    return [[told(flat(result)) for result in outcome["results"]], costs, routes]
 
 
 def finer(outcome):

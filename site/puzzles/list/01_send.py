@@ -19,6 +19,9 @@ def give(tensor):
 """
 MISTAKES = [
     ([("if rank == 0:\n        dist.send(tensor, dst=1)\n    else:\n        dist.recv(tensor, src=0)",
+       "dist.send(tensor, dst=1)")],
+     "Both ranks run this line, and rank 1 would send to itself. Ask with `if rank == 0:` which rank you are."),
+    ([("if rank == 0:\n        dist.send(tensor, dst=1)\n    else:\n        dist.recv(tensor, src=0)",
        "dist.recv(tensor, src=1 - rank)")],
      "Both ranks wait, and nobody sends. Both run the same lines: ask with `if rank == 0:` which rank you are."),
     ([("dist.recv(tensor,", "dist.recv(tensor.clone(),")],
