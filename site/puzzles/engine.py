@@ -290,7 +290,7 @@ def rewritten(text, where):
         line = plain[start:end].rstrip()
         begin = len(line) - len(line.lstrip())
         number, colon = where % (text[:start].count("\n") + 1), line.find(":")
-        if line[begin:begin + 5] == "while" and not line[begin + 5:begin + 6].isalpha() and colon > 0:
+        if line[begin:begin + 6] in ("while ", "while(") and colon > 0:
             condition = text[start + begin + 5:start + colon]
             edits.append((start + begin, start + colon, "while _turn(%r) and (%s)" % (number, condition)))
         elif line[begin:begin + 4] == "for " and 0 < line.find(" in") < colon:

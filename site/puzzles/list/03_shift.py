@@ -24,10 +24,10 @@ MISTAKES = [
     ([("sending = dist.isend", "dist.send"), ("    sending.wait()\n", "")],
      "Every rank sends and waits for the next one to receive: a circle. isend does not wait."),
     ([("src=(rank - 1) % ranks", "src=(rank + 1) % ranks")],
-     "Your message comes from the rank before you, not from the one behind you."),
-    ([("dst=(rank + 1) % ranks", "dst=rank + 1")], "Behind the last rank comes rank 0: (rank + 1) % ranks."),
+     "The message for a rank comes from the rank before it: (rank - 1) % ranks."),
+    ([("dst=(rank + 1) % ranks", "dst=rank + 1")], "After the last rank comes rank 0: (rank + 1) % ranks."),
     ([("    sending.wait()\n", "")],
-     "tensor changes below, and the message may not have left yet. Call sending.wait() first.", "right on gloo"),
+     "tensor changes below, and the message may not have left yet. Call sending.wait() first.", "page only"),
     ([("sending = dist.isend(tensor, dst=(rank + 1) % ranks)\n    dist.recv(arrived, src=(rank - 1) % ranks)\n"
        "    sending.wait()",
        "if rank == 0:\n        dist.send(tensor, dst=1)\n        dist.recv(arrived, src=ranks - 1)\n    else:\n"

@@ -29,7 +29,10 @@ MISTAKES = [
     ([("incoming += arrived", "incoming.copy_(arrived)")], "What arrives must be added to your own chunk."),
     ([("rank - step - 1", "rank - step"), ("rank - step - 2", "rank - step - 1")],
      "Each rank ends with a whole sum, but of another chunk than its own: begin with the chunk before yours."),
-    ([("range(ranks - 1)", "range(ranks)")], "One step too many: a chunk that was whole gets values a second time."),
+    ([("range(ranks - 1)", "range(ranks)")],
+     "One step too many: after ranks - 1 steps each sum is whole, and nobody needs another message.", "right on gloo"),
+    ([("incoming += arrived", "chunks[(rank - step - 2) % ranks] += arrived")],
+     "chunks is a tuple, so `chunks[i] += …` fails. Give the chunk a name, and write `name += …`."),
     ([("rank - step", "rank")], "You send the same chunk in every step. Send the one that has just arrived."),
     ([(LOOP, """    for step in range(1, ranks):
         arrived = torch.zeros_like(tensor)
