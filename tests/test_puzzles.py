@@ -118,7 +118,7 @@ def values(torch):
     yield tensor.tolist()
     yield (2 * tensor - tensor / 2 + (1 - tensor)).tolist()
     yield [tensor.sum().item(), tensor.mean().item(), tensor[-1].item(), len(tensor), tensor.numel()]
-    yield torch.cat([a, -b]).tolist()
+    yield torch.cat([a, -b]).tolist() + torch.tensor([tensor.sum(), len(tensor)]).tolist()
     yield [each.tolist() for each in tensor.tensor_split(3)]
     yield [tensor[i].item() for i in range(len(tensor)) if tensor[i] > 1]
     flat = tensor.clone().view(-1)

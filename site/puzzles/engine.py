@@ -23,6 +23,18 @@ class Stop(BaseException):  # not an Exception: a learner's `except Exception` m
 # ---------------------------------------------------------------- the tensor
 
 
+def fresh(operation):
+    return lambda tensor, other: tensor.with_(other, operation)
+
+
+def in_place(operation):
+    return lambda tensor, other: tensor.with_(other, operation, True)
+
+
+def number(value):
+    return value.item() if isinstance(value, Tensor) else value
+
+
 class Tensor:
     """float32 values in one dimension, or one value in none. A slice shares its memory."""
 
@@ -73,44 +85,25 @@ class Tensor:
         if many and other.size != self.size and (self.size != 1 or into is not None):
             raise RuntimeError("tensors with %d and %d values do not fit" % (self.size, other.size))
         size = other.size if many else self.size
-        right = other.values() if many else [other.item() if isinstance(other, Tensor) else other] * size
+        right = other.values() if many else [number(other)] * size
         left = self.values() if self.size == size else [self.item()] * size
         values = [operation(a, b) for a, b in zip(left, right)]
         if into is None:
             return Tensor(array("f", values), scalar=self.scalar and not many)
         return self.filled(values)
 
-    def __add__(self, other):
-        return self.with_(other, lambda a, b: a + b)
-
-    def __sub__(self, other):
-        return self.with_(other, lambda a, b: a - b)
-
-    def __mul__(self, other):
-        return self.with_(other, lambda a, b: a * b)
-
-    def __truediv__(self, other):
-        return self.with_(other, lambda a, b: a / b)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other):
-        return self.with_(other, lambda a, b: b - a)
+    __add__ = __radd__ = fresh(lambda a, b: a + b)
+    __sub__ = fresh(lambda a, b: a - b)
+    __rsub__ = fresh(lambda a, b: b - a)
+    __mul__ = __rmul__ = fresh(lambda a, b: a * b)
+    __truediv__ = fresh(lambda a, b: a / b)
+    add_ = __iadd__ = in_place(lambda a, b: a + b)
+    sub_ = __isub__ = in_place(lambda a, b: a - b)
+    mul_ = in_place(lambda a, b: a * b)  # MicroPython calls no __imul__ and no __itruediv__: see rewritten()
+    div_ = in_place(lambda a, b: a / b)
 
     def __neg__(self):
         return self * -1
-
-    def add_(self, other):
-        return self.with_(other, lambda a, b: a + b, True)
-
-    def sub_(self, other):
-        return self.with_(other, lambda a, b: a - b, True)
-
-    def mul_(self, other):
-        return self.with_(other, lambda a, b: a * b, True)
-
-    def div_(self, other):
-        return self.with_(other, lambda a, b: a / b, True)
 
     def copy_(self, other):
         if not isinstance(other, Tensor) or other.size != self.size:
@@ -127,8 +120,6 @@ class Tensor:
     def values(self):
         """A list of them, also where it is one in no dimension."""
         return [self.memory[self.start + i * self.step] for i in range(self.size)]
-
-    __iadd__, __isub__ = add_, sub_  # MicroPython calls no __imul__ and no __itruediv__: see rewritten()
 
     def zero_(self):
         return self.copy_(0.0)
@@ -153,13 +144,13 @@ class Tensor:
         return tuple([self[ends[part]:ends[part + 1]] for part in range(parts)])
 
     def __lt__(self, other):
-        return self.item() < (other.item() if isinstance(other, Tensor) else other)
+        return self.item() < number(other)
 
     def __gt__(self, other):
-        return self.item() > (other.item() if isinstance(other, Tensor) else other)
+        return self.item() > number(other)
 
     def __eq__(self, other):
-        return self.item() == (other.item() if isinstance(other, Tensor) else other)
+        return self.item() == number(other)
 
     def __repr__(self):
         values = self.tolist()
@@ -200,17 +191,17 @@ class Generator:
 class Torch:
     """What the puzzles need of torch."""
 
-    Generator, float32 = Generator, None
+    Generator = Generator
 
-    def tensor(self, values, dtype=None):
-        return made(list(values) if isinstance(values, (list, tuple)) else values)
+    def tensor(self, values):
+        return made([number(each) for each in values] if isinstance(values, (list, tuple)) else number(values))
 
-    def zeros(self, size, dtype=None):
+    def zeros(self, size):
         return made([0.0] * size)
 
     empty = zeros
 
-    def ones(self, size, dtype=None):
+    def ones(self, size):
         return made([1.0] * size)
 
     def zeros_like(self, tensor):
@@ -220,9 +211,6 @@ class Torch:
 
     def cat(self, tensors):
         return made([value for tensor in tensors for value in tensor.tolist()])
-
-    def arange(self, size):
-        return made(list(range(size)))
 
     def randperm(self, size, generator=None):
         """0 to size - 1, shuffled; another order than torch's."""
