@@ -29,6 +29,7 @@ from course import twins
 from course.lesson import NOTHING_PREDICTED, some
 from gallery import guide
 from gallery.table import read_messages
+from puzzles import build as puzzles
 from trainer import files
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
@@ -123,6 +124,7 @@ def build(executed: bool = False) -> Path:
         style = new / "_static/styles/pydata-sphinx-theme.css"
         text = re.sub(r"(\.fa-[\w-]+,?)+\{--fa:[^}]*\}", "", style.read_text(encoding="utf-8"))  # 2,000 icons
         style.write_text(text, encoding="utf-8")
+        (new / "puzzles.html").write_text(puzzles.page(), encoding="utf-8")
         shutil.rmtree(SITE, ignore_errors=True)
         new.rename(SITE)
     return SITE / "index.html"

@@ -56,7 +56,7 @@ def test_pip_and_conda_users_get_the_same_list():
 
 def test_every_import_is_required():
     importable, distributions = {*map(name_of, REQUIRED), "setuptools"}, packages_distributions()
-    ours = {source.stem for source in SOURCES} | set(ROOMS)
+    ours = {name for source in SOURCES for name in (source.stem, source.parent.name)} | set(ROOMS)
     for path in SOURCES:
         for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
             # not installed: then the distribution is taken to be called as its module
