@@ -20,8 +20,8 @@ import os
 import sys
 from pathlib import Path
 
-from . import __version__, visit
-from .explain import Explain
+from . import __version__, runner
+from .report import Explain
 
 
 def arguments():
@@ -36,6 +36,8 @@ def arguments():
                         "https://ui.perfetto.dev opens, FILE.html a page of its own. All ranks must see its folder")
     parser.add_argument("--steps", type=steps, metavar="N", help="end after N updates of the weights; with --film, "
                         "record only these steps: 3:8 are 3 to 7, 8 is 0 to 7")
+    parser.add_argument("--lines", action="store_true", help="trace the script's lines to the end: it takes longer, and "
+                        "names the line at which ranks went different ways, however late")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when no rank has moved for S seconds; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
@@ -122,7 +124,7 @@ def main():
     if args.pretend:
         from . import pretend
         sys.exit(pretend.examine(args))
-    sys.exit(visit.script(args))
+    sys.exit(runner.script(args))
 
 
 if __name__ == "__main__":

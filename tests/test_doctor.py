@@ -12,9 +12,9 @@ import time
 import pytest
 
 from course.rendezvous import free_port
-from doctor import __version__, detectors
-from doctor.detectors import ERRORS
-from doctor.explain import KNOWN
+from doctor import __version__, laws
+from doctor.laws import ENTRIES
+from doctor.report import known
 from gallery import guide
 from gallery.table import read_messages, read_table
 from lessons.l06b_ddp_traps import test_capstone
@@ -24,7 +24,7 @@ ABORTED = "terminate called without an active exception"  # by gloo, when all is
 TABLE = read_table()
 FOUND = {name: entry.doctor for name, entry in TABLE.items() if entry.doctor}
 README = (runner.ROOT / "doctor/README.md").read_text()
-BY_MESSAGE = {finding.name for finding in ERRORS.values()}
+BY_MESSAGE = {name for name in ENTRIES if ENTRIES[name].get("says")}
 # Sound programs. (In wrong_traceback only the message is repaired: the run fails all the same.)
 REPAIRED = sorted(set(FOUND) - {"wrong_traceback"} | {
     "batchnorm", "busbw", "rank_0_loss", "resume_mid_epoch", "same_seed", "unequal_tokens"})
@@ -193,8 +193,8 @@ def test_an_error_of_torch_is_known_by_its_message():
     for name, mistake in mistakes.items():
         with pytest.raises(Exception) as caught:
             mistake("no_such_name")
-        ended = {"how": "", "where": "", "error": str(caught.value)}
-        assert [finding.name for finding in detectors.errors([{"rank": 0, "ended": ended}])] == [name]
+        ended = {"how": "", "where": "", "error": str(caught.value), "status": 1}
+        assert [finding.name for finding in laws.failures([{"rank": 0, "ended": ended}])] == [name]
 
 
 @runner.in_a_group_of_one
@@ -403,7 +403,7 @@ def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exist
     done = runner.run(0, "doctor", "--explain", script="-m")
     assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(KNOWN)
     done = runner.run(0, "doctor", "--explain", "every_rank_writes", script="-m")
-    finding, entry = detectors.EVERY_RANK_WRITES, TABLE["every_rank_writes"]
+    finding, entry = laws.EVERY_RANK_WRITES, TABLE["every_rank_writes"]
     said = " ".join(done.stdout.split())
     assert said.startswith(f"every_rank_writes: wrong Seen: … wrote the same file, …. Means: {finding.means} Repair: "
                            f"{finding.repair} every_rank_writes: worth a look Seen: … opened the same file for writing")

@@ -1,4 +1,4 @@
-"""The ranks put their diaries together, through torchrun's store or through the process group's."""
+"""The ranks put their records together, through torchrun's store or through the process group's."""
 
 import contextlib
 import json
@@ -7,33 +7,30 @@ import os
 import threading
 import time
 import zlib
-from array import array
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
+from .log import events_of
+
 LOOK = 0.3  # seconds between two looks at the store
-GRACE = 5  # seconds for the others' diaries, once the first rank has asked for them
+GRACE = 5  # seconds for the others' records, once the first rank has asked for them
 MEET = timedelta(seconds=20)  # for the first connection
 
 
-def plain(value):
-    return value.tolist() if isinstance(value, array) else str(value)
+class Store:
+    """One rank's part in it. A rank posts its record once. The rank that reports waits for the others, with a limit."""
 
-
-class Exchange:
-    """One rank's part in it. A rank posts its diary once. The rank that reports waits for the others, with a limit."""
-
-    def __init__(self, diary, timeout):
-        self.diary, self.timeout = diary, timeout
-        self.posting = threading.Lock()
+    def __init__(self, log, timeout):
+        self.log, self.timeout = log, timeout
+        self.posting, self.over = threading.Lock(), threading.Event()
         self.posted = self.hosts = self.still = False
         self.hurried = False  # the launcher ends this rank: another has failed
         self.store = None
-        self.rank, self.size = diary.rank, 1
+        self.rank, self.size = log.rank, 1
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's store: all ranks are its clients
-            self.join(diary.rank, int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+            self.join(log.rank, int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 
     def join_group(self):
         """Without torchrun (Slurm, spawn): meet at the store of the process group that has just been made."""
@@ -45,31 +42,33 @@ class Exchange:
         self.hosts = self.rank == 0
 
     def join(self, rank, size, host, port):
-        self.rank, self.size, self.diary.rank = rank, size, rank
+        self.rank, self.size, self.log.rank = rank, size, rank
         try:  # the second is the watching thread's
             stores = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
             name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             self.mine, self.store = (dist.PrefixStore(name, store) for store in stores)
-            self.store.set(f"last words {rank}", json.dumps(self.diary.last_words()))  # it may soon be killed
+            self.store.set(f"state {rank}", json.dumps(self.log.state()))  # it may soon be killed
         except (TypeError, ValueError, RuntimeError) as error:
             self.store, self.size = None, 1
-            self.diary.note("alone", error=str(error).partition("\n")[0][:200])
+            self.log.note("alone", error=str(error).partition("\n")[0][:200])
 
     def watch(self, stalled):
         """Start a thread that calls `stalled()` when no rank has moved for the timeout, and posts when others ask."""
-        threading.Thread(target=self._watch, args=(stalled,), daemon=True).start()
+        self.watching = threading.Thread(target=self._watch, args=(stalled,), daemon=True)
+        self.watching.start()
 
     def _watch(self, stalled):
         moment, since = None, time.monotonic()
         with contextlib.suppress(dist.DistError):  # the store is gone: the job is at its end
             while not self.posted:
-                time.sleep(LOOK)
+                if self.over.wait(LOOK):
+                    return
                 if self.store:
                     self.mine.add("beat", 1)
-                    self.mine.set(f"last words {self.rank}", json.dumps(self.diary.last_words()))
-                if self.diary.moment() != moment or self.diary.position()["in"] == "spawn":  # its processes are watched
-                    moment, since = self.diary.moment(), time.monotonic()
-                still = self.diary.ended is None and time.monotonic() - since > self.timeout
+                    self.mine.set(f"state {self.rank}", json.dumps(self.log.state()))
+                if self.log.moment() != moment or self.log.position()["in"] == "spawn":  # its processes are watched
+                    moment, since = self.log.moment(), time.monotonic()
+                still = self.log.ended is None and time.monotonic() - since > self.timeout
                 with self.posting:
                     if self.posted:
                         return
@@ -79,33 +78,33 @@ class Exchange:
                 if still and (self.mine.add("still", 0) >= self.size if self.store else self.hangs_alone()):
                     return stalled()
                 if self.store and self.mine.check(["asked"]):  # perhaps this rank fails in the same way, or waits
-                    self.wait(lambda: self.diary.ended or self.diary.inside, GRACE / 2)
+                    self.wait(lambda: self.log.ended or self.log.inside, GRACE / 2)
                     self.post(self.mine)
 
     def hangs_alone(self):
         """Without a store a rank knows of no other. It may wait for a late one, or for its own children."""
-        return self.diary.position()["in"] != "init_process_group" and not multiprocessing.active_children()
+        return self.log.position()["in"] != "init_process_group" and not multiprocessing.active_children()
 
     def post(self, store):
         with self.posting:
             if not self.posted and store:
-                pages = json.dumps(self.diary.pages(), default=plain).encode()
-                store.set(f"diary {self.rank}", zlib.compress(pages))
+                record = json.dumps(self.log.record()).encode()
+                store.set(f"record {self.rank}", zlib.compress(record))
                 store.add("posted", 1)
                 store.add("still", int(not self.still))  # a rank at its end moves no more
             self.posted = True
 
     def collect(self, patient):
-        """{rank: diary} of all ranks if this rank is to report; else None, as soon as another has reported. Of a rank
-        that was killed there are its last words alone.
+        """{rank: record} of all ranks if this rank is to report; else None, as soon as another has reported. Of a rank
+        that was killed there is what it had written, or its last state alone.
 
         `patient`: this rank has ended well, so wait until all have posted, or until a rank that failed or stalled asks.
         """
         try:
-            return self._collect(patient) if self.store else {self.rank: self.diary.pages()}
+            return self._collect(patient) if self.store else {self.rank: self.log.record()}
         except dist.DistError as error:  # the rank that kept the store has gone
-            self.diary.note("alone", error=str(error).partition("\n")[0][:200])
-            return {self.rank: self.diary.pages()}
+            self.log.note("alone", error=str(error).partition("\n")[0][:200])
+            return {self.rank: self.log.record()}
 
     def _collect(self, patient):
         store, ranks = self.store, range(self.size)
@@ -121,15 +120,24 @@ class Exchange:
             return None
         store.set("asked", "")
         self.wait(lambda: store.add("posted", 0) >= len(ranks), GRACE)
-        diaries = {rank: json.loads(zlib.decompress(store.get(f"diary {rank}"))) for rank in ranks
-                   if store.check([f"diary {rank}"])}
-        words = {rank: json.loads(store.get(f"last words {rank}")) for rank in ranks
-                 if store.check([f"last words {rank}"])}
-        return {rank: up_to_date(last) for rank, last in words.items()} | diaries
+        records = {rank: json.loads(zlib.decompress(store.get(f"record {rank}"))) for rank in ranks
+                   if store.check([f"record {rank}"])}
+        for rank in set(ranks) - set(records):  # of a rank that was killed on this machine the log is left
+            if store.check([f"state {rank}"]):
+                state = json.loads(store.get(f"state {rank}"))
+                log = Path(state["path"])
+                records[rank] = state | {"killed": True} | ({"events": events_of(log)} if log.exists() else {})
+                log.unlink(missing_ok=True)
+        return records
 
     def end(self):
-        """Leave, once this rank or another has the report in hand. The rank that keeps the store goes last."""
-        Path(self.diary.page).unlink(missing_ok=True)
+        """Leave, once this rank or another has the report in hand. The rank that keeps the store goes last. A daemon
+        thread that is in a call of the store when Python ends would abort the process ("terminate called without an
+        active exception"): it ends first."""
+        self.over.set()
+        if threading.current_thread() is not self.watching:
+            self.watching.join(GRACE)
+        Path(self.log.path).unlink(missing_ok=True)
         with contextlib.suppress(dist.DistError):
             if self.store:
                 self.store.set("reported", "")
@@ -141,13 +149,3 @@ class Exchange:
         give_up = time.monotonic() + seconds
         while not until() and time.monotonic() < give_up:
             time.sleep(0.1)
-
-
-def up_to_date(words):
-    """The last words of a rank that is gone, with the counts that it kept on this host."""
-    page = Path(words["page"])
-    kept = page.read_text().strip("\0 ") if page.exists() else ""
-    page.unlink(missing_ok=True)
-    with contextlib.suppress(ValueError):  # empty, or cut off in the middle of a word
-        return words | json.loads(kept)
-    return words
