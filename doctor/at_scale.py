@@ -1,9 +1,14 @@
 """The report on a few ranks of a job that was pretended: what only many ranks show."""
 
+import argparse
 import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
 
 from . import laws
-from .laws import error_of, first_line, listed, notes, say
+from .laws import Finding, Record, error_of, first_line, listed, notes, say
 from .report import Report
 
 # {part of a collective's name: (the name, how often its bytes go around a ring)}
@@ -11,21 +16,21 @@ RINGS = {"allreduce": ("all_reduce", 2), "allgather": ("all_gather", 1), "reduce
 TOLERATED = 0.1  # of the samples may be repeated
 
 
-def held(tensors):
+def held(tensors: Iterable[Tensor]) -> int:
     """Bytes on this rank: of a DTensor its shard."""
     return sum((each.to_local() if hasattr(each, "to_local") else each).nbytes for each in tensors)
 
 
-def failed(run):
+def failed(run: Record) -> Any:
     return "events" not in run or (run["ended"] or {}).get("status")
 
 
-def received(run):
+def received(run: Record) -> Any:
     """Has the script used what other ranks send?"""
     return notes(run, "unknown") or [fact for fact in notes(run, "talk") if "barrier" not in fact["what"]]
 
 
-def compared(runs, early, alone, args):
+def compared(runs: list[Record], early: Record | None, alone: Record, args: argparse.Namespace) -> Report:
     """The Report. `early`: the run of the first rank of the second node, before rank 0's; `alone`: one process."""
     nodes, gpus = args.pretend
     ranks, known = nodes * gpus, [run for run in runs if "events" in run]
@@ -55,7 +60,7 @@ def compared(runs, early, alone, args):
         "Time, NCCL, the memory of activations, and what two real ranks show: torchrun --nproc_per_node=2 -m doctor."])
 
 
-def placed(runs, gpus, ranks):
+def placed(runs: list[Record], gpus: int, ranks: int) -> Iterator[Finding]:
     """GPUs, addresses and numbers of ranks."""
     asked = {run["rank"]: fact for run in runs for fact in notes(run, "no_such_gpu")[:1]}
     for rank, fact in list(asked.items())[:1]:
@@ -72,7 +77,7 @@ def placed(runs, gpus, ranks):
         yield say("gathers_all", fact["where"], what=fact["what"], tensors=fact["tensors"], size=size(fact["bytes"]))
 
 
-def files(runs, ranks):
+def files(runs: list[Record], ranks: int) -> Iterator[Finding]:
     """The first path that each of the ranks writes."""
     for kind, form in (("saved", "every_rank_writes"), ("opened", "every_rank_writes, opened")):
         of_all = set.intersection(*({fact["path"] for fact in notes(run, kind)} for run in runs))
@@ -82,14 +87,14 @@ def files(runs, ranks):
             return
 
 
-def training(run):
+def training(run: Record) -> tuple[dict | None, int]:
     """(plan of the loader that trained, its passes); (None, 0) where there is none."""
     lines = [read["where"] for read in notes(run, "pass") if read["trained"]]
     plans = [plan for plan in notes(run, "plan") if plan["where"] in lines]
     return (plans[0], lines.count(plans[0]["where"])) if plans else (None, 0)
 
 
-def data(runs, ranks):
+def data(runs: list[Record], ranks: int) -> Iterator[Finding]:
     empty = {run["rank"]: plan for run in runs for plan in notes(run, "plan")
              if not plan["batches"] and plan["drops"] and plan["images"]}
     for plan in list(empty.values())[:1]:
@@ -101,7 +106,7 @@ def data(runs, ranks):
             yield say("repeated", plans[0]["where"], ranks=ranks, taken=taken, images=images)
 
 
-def rates(run, alone, ranks):
+def rates(run: Record, alone: Record, ranks: int) -> Iterator[Finding]:
     (plan, passes), one = training(run), training(alone)[0] if not failed(alone) else None
     if plan and one:
         rate, of_one = (max(fact["rate"] for fact in notes(each, "sent") + notes(each, "rises"))
@@ -114,17 +119,17 @@ def rates(run, alone, ranks):
             yield say("warm_up", fact["where"], until=fact["until"], each=fact["each"], length=length)
 
 
-def updates(run, plan):
+def updates(run: Record, plan: dict) -> int:
     """Of an epoch: fewer than its batches, where several backwards make one."""
     return max(1, round(plan["batches"] * run["steps"] / max(1, run["backwards"])))
 
 
-def size(count):
+def size(count: float) -> str:
     return next(f"{count / unit:.3g} {name}" for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
                 if count >= unit or unit == 1)
 
 
-def figures(run, args):
+def figures(run: Record, args: argparse.Namespace) -> Iterator[str]:
     plan, steps, ranks = training(run)[0], notes(run, "sent"), args.pretend[0] * args.pretend[1]
     if plan and plan["batch"]:
         taken, images = ranks * plan["share"], plan["images"]
@@ -138,7 +143,7 @@ def figures(run, args):
         weights, gradients, states = (size(sum(fact[part] for fact in last))
                                       for part in ("weights", "gradients", "states"))
         yield f"A rank holds {weights} of weights, {gradients} of gradients, {states} of the optimizer's state."
-    sent = min((fact["sent"] for fact in steps if fact["sent"]), default=[],
+    sent: list = min((fact["sent"] for fact in steps if fact["sent"]), default=[],
                key=lambda sent: sum(sum(sizes) for *_, sizes in sent))
     if sent:
         yield "A step sends " + "; ".join(f"{len(sizes)} x {name} in a group of {members:,}, {size(sum(sizes))} in all"
@@ -149,7 +154,7 @@ def figures(run, args):
                f"{1e3 * slow:.3g} ms with alpha and half of it; backward() hides a part. (Not in it: rings in a node.)")
 
 
-def band(sent, args):
+def band(sent: list, args: argparse.Namespace) -> list[float]:
     """Seconds of a step's rings, at best and on a slower network. An all-reduce in a ring of n takes 2 (n - 1)
     messages of bytes / n (Thakur, Rabenseifner, Gropp 2005); an all-gather and a reduce-scatter are its two halves."""
     trips = dict(RINGS.values())

@@ -258,20 +258,21 @@ class Hooks:
                 *((kind, "step", self.rescheduled) for kind in vars(lr_scheduler).values()
                   if isinstance(kind, type) and issubclass(kind, schedule) and "step" in vars(kind))]:
             setattr(owner, name, self.before(getattr(owner, name), look))
-        dist.init_process_group = self.after(dist.init_process_group, self.group_begun)
-        ddp.__init__ = self.after(ddp.__init__, self.wrapped, "DDP")
-        ddp.forward = self.direct(ddp.forward)
-        ddp.no_sync = self.no_sync(ddp.no_sync)
-        nn.Module.load_state_dict = self.after(nn.Module.load_state_dict, self.weights_loaded)
+        for owner, name, hook in [
+                (dist, "init_process_group", self.after(dist.init_process_group, self.group_begun)),
+                (ddp, "__init__", self.after(ddp.__init__, self.wrapped, "DDP")), (ddp, "forward", self.direct(ddp.forward)),
+                (ddp, "no_sync", self.no_sync(ddp.no_sync)),
+                (nn.Module, "load_state_dict", self.after(nn.Module.load_state_dict, self.weights_loaded)),
+                (torch, "load", self.after(torch.load, self.loaded)),
+                (torch.autograd, "backward", self.backward(torch.autograd.backward)),  # Tensor.backward calls it
+                (DataLoader, "__iter__", self.loader(DataLoader.__iter__)),
+                (BatchSampler, "__iter__", self.batches(BatchSampler.__iter__)),
+                (DistributedSampler, "__iter__", self.shard(DistributedSampler.__iter__))]:
+            setattr(owner, name, hook)
         register_module_forward_pre_hook(self.module_begins)
         register_module_forward_hook(self.module_ends, always_call=True)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.step_made)
-        torch.autograd.backward = self.backward(torch.autograd.backward)  # Tensor.backward calls it
-        DataLoader.__iter__ = self.loader(DataLoader.__iter__)
-        BatchSampler.__iter__ = self.batches(BatchSampler.__iter__)
-        DistributedSampler.__iter__ = self.shard(DistributedSampler.__iter__)
-        torch.load = self.after(torch.load, self.loaded)
         sys.addaudithook(self.heard)
 
     def ours(self) -> bool:
@@ -341,7 +342,7 @@ class Hooks:
             few = sent.numel() <= 8 and sent.device.type == "cpu" and not sent.is_complex()
             values = sent.flatten().tolist() if few else None
             self.log.note("talk", what=name, where=line, numbers=sent.numel(), values=values,
-                          fraction=bool(few and sent.numel() == 1 and sent.is_floating_point() and values[0] % 1 != 0),
+                          fraction=bool(values and sent.numel() == 1 and sent.is_floating_point() and values[0] % 1 != 0),
                           within=bool(self.log.inside), passes=self.log.passes, backwards=self.log.backwards,
                           updated=self.updated)
         for outputs in [value for value in given.values() if isinstance(value, list)]:
@@ -385,7 +386,8 @@ class Hooks:
     @looks
     def losses(self, tensors: Any, *_: Any, **__: Any) -> None:
         """Note a collective that took a part of these losses' graphs. A figure for the log is none."""
-        nodes, seen = [tensor.grad_fn for tensor in tensors_in(tensors)] if self.graphs else [], {None}
+        nodes: list[Any] = [tensor.grad_fn for tensor in tensors_in(tensors)] if self.graphs else []
+        seen: set[Any] = {None}
         while nodes:
             if (node := nodes.pop()) not in seen:
                 seen.add(node)
@@ -464,17 +466,16 @@ class Hooks:
                 states.pop("random", None)  # a coin that all ranks toss alike, often on purpose
                 self.log.note("drawn", what="the loop", where=where(), states=states, step=self.log.steps)
             self.fed = None
-        if ddp:
+        if isinstance(module, DistributedDataParallel):
             self.raw = None
             if self.synchronises:
                 self.names(module, where())
-            self.synchronises = module.require_backward_grad_sync
+            self.synchronises = bool(module.require_backward_grad_sync)
             if not self.log.counts.get("device"):
                 self.device(next(module.parameters()).device)
             self.log.forwards += 1
             self.log.sync("a forward of DDP", where())
-            if module.broadcast_buffers if hasattr(module, "broadcast_buffers") else True:
-                self.log.flush()  # it may talk
+            self.log.flush()  # it may send buffers
             self.before_forward = random_state() if looked_at(self.log.forwards) else None
         elif not self.within and not self.raw and any(module in wrapped.parts for wrapped in self.models.values()):
             self.raw = where()
@@ -500,7 +501,7 @@ class Hooks:
     def mode(self, module: nn.Module) -> None:
         """Note which parts of a model are in evaluation in a forward in training, which parameters are frozen, and
         what its buffers hold."""
-        self.fresh = False
+        self.fresh = not module.training  # an evaluation, perhaps
         names = [name or "the model" for name, part in module.named_modules() if not part.training]
         frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         held = buffers(module)
@@ -821,7 +822,7 @@ class Hooks:
         return begin
 
     @looks
-    def sharded(self, sampler: DistributedSampler, order: int) -> None:
+    def sharded(self, sampler: Any, order: int) -> None:
         self.log.note("shard", most=6, where=where(), shuffle=sampler.shuffle, images=len(sampler.dataset),
                       total=sampler.total_size, ranks=sampler.num_replicas, order=order)
 
@@ -860,9 +861,9 @@ class Hooks:
         if self.samplers.get(id(loader.batch_sampler)) is drawn:
             del self.samplers[id(loader.batch_sampler)]
         sampler = getattr(loader.batch_sampler, "sampler", None)
-        images = watched.stream or len(whole(loader.dataset))
+        images = watched.stream or len(whole(watched.dataset))
         trained = (self.log.steps, self.log.backwards) > watched.began
-        fact = {"loader": f"{watched.line} {loader.batch_size} {images}",  # alike on all ranks, and for a new one
+        fact: dict[str, Any] = {"loader": f"{watched.line} {loader.batch_size} {images}",  # alike on all ranks, and for a new one
                 "object": self.number_of(loader), "where": watched.line, "whole": to_its_end, "images": watched.images,
                 "labels": checksum(sorted(watched.classes or ())), "batches": watched.batches,
                 "prints": watched.kept[:256].tolist(), "content": zlib.crc32(watched.kept),
@@ -880,7 +881,7 @@ class Hooks:
                 "shuffles": isinstance(sampler, RandomSampler) or bool(
                     getattr(sampler, "shuffle", hasattr(sampler or loader.batch_sampler, "set_epoch")))}
         if drawn and not watched.stream:
-            fact |= {"of": len(loader.dataset), "order": zlib.crc32(drawn), "whole": to_its_end and len(drawn) < MOST}
+            fact |= {"of": len(watched.dataset), "order": zlib.crc32(drawn), "whole": to_its_end and len(drawn) < MOST}
             if self.log.counts.get(f"kept {fact['loader']}", 0) < 2 and self.kept + len(drawn) <= MOST:
                 self.kept += len(drawn)
                 self.log.counts[f"kept {fact['loader']}"] = self.log.counts.get(f"kept {fact['loader']}", 0) + 1
@@ -1005,6 +1006,7 @@ class Watched:
 
     def __init__(self, hooks: Hooks, loader: DataLoader, line: str):
         self.hooks, self.log, self.loader, self.line = hooks, hooks.log, loader, line
+        self.dataset: Any = loader.dataset
         self.stream = isinstance(loader.dataset, IterableDataset)
         self.began, self.shown = (self.log.steps, self.log.backwards), hooks.shown
         self.judged, hooks.left_on = hooks.judged, None

@@ -15,11 +15,12 @@ from functools import cache
 from itertools import chain, groupby, repeat, zip_longest
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from .lines import DEPTH, FILE
+from .log import Record
 
-Record = dict[str, Any]
 LAWS = {1: "the same where one model is meant", 2: "different where it must be", 3: "nothing for nothing",
         4: "each sample once", 5: "the scale of one process", 6: "decided together", 7: "one file, one writer",
         8: "every wait ends", 0: "time"}  # the last is no law: it costs
@@ -74,13 +75,25 @@ def notes_of_all(records: list[Record], kind: str) -> list[list[dict[str, Any]]]
 
 def paired(records: list[Record], kind: str, *key: str) -> Iterator[list[dict[str, Any]]]:
     """Events of this kind that all ranks have with the same key, in rank 0's order; the first of each key."""
-    own: list[dict] = [{}for _ in records]
+    own: list[dict] = [{} for _ in records]
     for known, events in zip(own, notes_of_all(records, kind), strict=True):
         for event in events:
             known.setdefault(tuple(event[name] for name in key), event)
     for each in own[0]:
         if all(each in known for known in own):
             yield [known[each] for known in own]
+
+
+def changes(records: list[Record], kind: str, *key: str) -> Iterator[list[dict[str, Any]]]:
+    """Of events that are noted when something changes: what holds on each rank after each change. key: what it is of,
+    and the step."""
+    of, at = itemgetter(*key[:-1]), itemgetter(key[-1])
+    for model, step in sorted({(of(fact), at(fact)) for fact in chain(*notes_of_all(records, kind))},
+                              key=lambda each: (each[1], str(each[0]))):
+        now = [[fact for fact in facts if of(fact) == model and at(fact) <= step][-1:]
+               for facts in notes_of_all(records, kind)]
+        if all(now):
+            yield [fact[0] for fact in now]
 
 
 def error_of(record: Record) -> str:
@@ -210,7 +223,7 @@ def why_apart(records: list[Record], after: int, facts: list[dict], raw: list[di
     for loads in zip_longest(*notes_of_all(records, "loaded_weights")):
         if None in loads or not same([load["digest"] for load in loads if load["digest"]]):
             return "loaded_apart", next(filter(None, loads))["where"], {}
-    for settings in paired(records, "settings", "optimizer", "update", "form"):
+    for settings in changes(records, "settings", "optimizer", "form", "update"):
         each = [set(fact["values"]) for fact in settings]
         if any(own != each[0] for own in each):
             some = [" ".join(sorted(own - set.intersection(*each))) for own in each]
@@ -254,18 +267,13 @@ def same_model(records: list[Record]) -> Iterator[Finding]:
     yield from sizes_differ(records)
     yield from drift(records)
     together = over_all(records)
-    timelines = [[(fact["form"], fact["step"], fact) for fact in facts] for facts in notes_of_all(records, "mode")]
-    joined = any(notes_of_all(records, "joined"))
-    for form, step in sorted({(form, step) for line in timelines for form, step, _ in line}, key=itemgetter(1)):
-        now = [[fact for of, at, fact in line if of == form and at <= step][-1:] for line in timelines]
-        if together and not joined and all(now):
-            facts = [fact[0] for fact in now]
-            kind = next((kind for kind in ("off", "frozen") if len({str(fact[kind]) for fact in facts}) > 1), None)
-            if kind:
-                line = next(fact["where"] for fact in facts if fact[kind])
-                yield say("other_modes" if kind == "off" else "other_frozen", line, step=step, off=by_rank(
-                    records, [in_code(fact[kind]) if fact[kind] else "none" for fact in facts]))
-                break
+    for facts in changes(records, "mode", "form", "step") if together and not any(notes_of_all(records, "joined")) else ():
+        kind = next((kind for kind in ("off", "frozen") if len({str(fact[kind]) for fact in facts}) > 1), None)
+        if kind:
+            yield say("other_modes" if kind == "off" else "other_frozen", next(fact["where"] for fact in facts if fact[kind]),
+                      step=max(fact["step"] for fact in facts),
+                      off=by_rank(records, [in_code(fact[kind]) if fact[kind] else "none" for fact in facts]))
+            break
     for facts in paired(records, "buffers", "form", "step"):
         if together and all(fact["digest"] and fact["weights"] for fact in facts) and not same(
                 [fact["digest"] for fact in facts]) and same([fact["weights"] for fact in facts]):
@@ -449,13 +457,12 @@ def by_loader(records: list[Record]) -> Iterator[list[list[dict]]]:
 
 
 def each_sample_once(records: list[Record]) -> Iterator[Finding]:
-    """Law 4: shares, orders, labels, splits, and what an evaluation counts."""
+    """Law 4: shares, labels, splits, and what an evaluation counts."""
     if split := list(other_split(records)):
         yield from split
     else:
         yield from other_labels(records)
         yield from shares(records)
-    yield from epochs(records)
     yield from metrics(records)
 
 
@@ -703,11 +710,11 @@ def scale(records: list[Record]) -> Iterator[Finding]:
 
 
 def factors(records: list[Record]) -> dict[str, float]:
-    """{line of a loss: with which factor its mean enters the gradient, averaged over updates and ranks}"""
+    """{line of a loss: with which factor its mean enters the gradient, the median over updates and ranks}"""
     of_all: dict[str, list[float]] = {}
     for fact in chain(*notes_of_all(records, "factor")):
         of_all.setdefault(fact["where"], []).append(fact["value"])
-    return {line: sum(values) / len(values) for line, values in of_all.items()}
+    return {line: median(values) for line, values in of_all.items()}
 
 
 def scale_by_ranks(by_size: dict[int, dict[str, float]]) -> Iterator[Finding]:
@@ -779,11 +786,11 @@ def fork(one: list[tuple], other: list[tuple]) -> tuple[tuple, tuple, tuple, int
                          if begin <= line <= end}, key=lambda each: each[1] - each[0])
         for begin, end, function in around:
             lines = (0, 10**9) if function else (begin, end)
-            ends = left(one, here, depth, lines, file), left(other, there, depth, lines, file)
-            if None not in ends and one[ends[0]] == other[ends[1]] and (
-                    [item for item in one[here:ends[0]] if item[0] == "sync"]
-                    == [item for item in other[there:ends[1]] if item[0] == "sync"]):
-                here, there = ends
+            out, off = left(one, here, depth, lines, file), left(other, there, depth, lines, file)
+            if out is not None and off is not None and one[out] == other[off] and (
+                    [item for item in one[here:out] if item[0] == "sync"]
+                    == [item for item in other[there:off] if item[0] == "sync"]):
+                here, there = out, off
                 break
             if function:
                 return last, one[here], other[there], here
@@ -996,7 +1003,7 @@ def broken(records: list[Record], world_size: int) -> Iterator[Finding]:
     follows = {"every_rank_writes", "set_epoch", "same_seed"} if apart else set()
     found = [*ends, *apart, *worst]
     for law in (different if len(alive) > 1 else None, nothing_for_nothing,
-                each_sample_once if len(alive) == world_size > 1 and not apart else None, scale, files, costs):
+                each_sample_once if len(alive) == world_size > 1 and not apart else None, epochs, scale, files, costs):
         found += law(alive) if law else []
     if ended_well(alive[0]) and notes(alive[0], "not_destroyed"):
         group = [fact for fact in notes(alive[0], "group") if fact["own"]][-1:]

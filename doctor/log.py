@@ -22,6 +22,7 @@ NOT_THEIRS = ("<", HERE, TORCH, *{sysconfig.get_path(name) for name in ("stdlib"
 PACKAGES = [f"{os.sep}{kind}-packages{os.sep}" for kind in ("site", "dist")]  # of any environment
 MOST = 20_000_000  # bytes of a rank's log: then it holds no more
 
+Record = dict[str, Any]  # what the others get of a log
 relative = functools.cache(os.path.relpath)
 
 
@@ -55,11 +56,13 @@ class Log:
     """The main thread writes; the watching thread reads."""
 
     def __init__(self, rank: int):
-        self.rank, self.pid, self.main = rank, os.getpid(), threading.main_thread().ident
+        self.rank, self.pid, self.main = rank, os.getpid(), threading.main_thread().ident or 0
         handle, self.path = tempfile.mkstemp(prefix="doctor_")
         self.file = handle
         self.pending: list[dict[str, Any]] = []
-        self.size, self.known, self.stream = 0, {}, []  # type: int, dict[Any, int], list[int]
+        self.size = 0
+        self.known: dict[str, int] = {}  # numbers of events, files, ...
+        self.stream: list[int] = []
         self.counts: dict[str, int] = {}
         self.steps = self.forwards = self.backwards = self.passes = self.calls = 0
         self.inside: list[tuple[str, str]] = []  # what the main thread is in: (what, line)
@@ -119,14 +122,14 @@ class Log:
     def position(self) -> dict[str, Any]:
         """{"in": what the main thread waits in, or None, "where": its line, "for": seconds}."""
         what, line = self.inside[-1] if self.inside else (None, "")
-        frame = sys._current_frames().get(self.main) if self.main else None
+        frame = sys._current_frames().get(self.main)
         return {"in": what, "where": line or (innermost(traceback.walk_stack(frame)) if frame else ""),
                 "for": time.monotonic() - self.alive}
 
     def moment(self) -> tuple[Any, ...]:
         """A value that changes while the main thread works. (A thread that waits for a GPU may compute, too.)"""
-        frame = sys._current_frames().get(self.main) if self.main else None
-        clock = hasattr(time, "pthread_getcpuclockid") and self.main and not torch.cuda.is_initialized()
+        frame = sys._current_frames().get(self.main)
+        clock = hasattr(time, "pthread_getcpuclockid") and not torch.cuda.is_initialized()
         computed = round(time.clock_gettime(time.pthread_getcpuclockid(self.main)), 1) if clock else 0
         return (self.alive, id(frame), frame.f_lasti if frame else None, computed)
 
@@ -136,7 +139,7 @@ class Log:
                 "calls": self.calls, "ended": self.ended, "position": self.position(), "path": self.path,
                 "seconds": {**self.seconds, "all": time.monotonic() - self.began}}
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The whole log, ready for JSON: its state, and "events": {kind: [events]}."""
         self.flush()
         return self.state() | {"events": events_of(Path(self.path))}

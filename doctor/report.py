@@ -41,10 +41,10 @@ def facts(records: list[Record]) -> list[str]:
     steps, backwards = ([record[kind] for record in records] for kind in ("steps", "backwards"))
     rates = sorted({rate for fact in notes(records[0], "optimizer") for rate in fact["rates"]})
     if any(steps):
-        many = f"{steps[0]:,}" if len(set(steps)) == 1 else laws.by_rank(records, steps)
+        many = f"{steps[0]:,} updates" if len(set(steps)) == 1 else f"updates: {laws.by_rank(records, steps)}"
         each = f", of {sum(images) / steps[0]:,.4g} samples on average" if images and len(set(steps)) == 1 else ""
         more = f", {max(backwards) / max(steps):.3g} backwards each" if max(backwards) > 1.05 * max(steps) else ""
-        lines.append(f"{many} updates{each}{more}, with a learning rate of "
+        lines.append(f"{many}{each}{more}, with a learning rate of "
                      f"{', '.join(f'{rate:g}' for rate in rates) or 'its own'} at first.")
     waited = []
     for record in records:

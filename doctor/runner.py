@@ -1,5 +1,6 @@
 """One rank's run of the script under the doctor, and the report at its end."""
 
+import argparse
 import faulthandler
 import os
 import runpy
@@ -9,16 +10,18 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 
 from . import report
 from .hooks import Enough, Hooks
 from .lines import Lines
-from .log import Log, innermost, users, where
+from .log import Log, Record, innermost, users, where
 from .store import Store
 
 KILLED = 128 + signal.SIGTERM  # torchrun does so to the others when a rank has failed
@@ -28,23 +31,25 @@ PACKAGE = str(Path(__file__).parents[1])  # the folder that this package is impo
 class Runner:
     """`statuses`: a folder in which processes that the script spawned leave theirs; `inner`: this is such a process."""
 
-    def __init__(self, args, statuses, inner=False):
+    def __init__(self, args: argparse.Namespace, statuses: Path, inner: bool = False):
         self.args, self.statuses, self.inner = args, statuses, inner
-        self.pid, self.leave, self.error = os.getpid(), os._exit, None
-        self.reporting, self.status = threading.Lock(), None
+        self.pid, self.leave = os.getpid(), os._exit
+        self.error: BaseException | None = None
+        self.reporting = threading.Lock()
+        self.status: int | None = None
         self.log = Log(int(os.environ.get("RANK", 0)))
         self.store = Store(self.log, args.timeout)
         self.hooks = Hooks(self.log, args.steps, self.met)
         self.store.watch(self.stalled)
-        os._exit = self.left_early
+        setattr(os, "_exit", self.left_early)
         if not faulthandler.is_enabled():
             faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where
 
-    def met(self):
+    def met(self) -> None:
         if not self.store.store:
             self.store.join_group()
 
-    def run(self, training):
+    def run(self, training: Callable[[], Any]) -> int:
         """Call `training()`, whatever it does, and report. Returns the exit status; `error` keeps its exception."""
         status = 0
         try:
@@ -69,7 +74,7 @@ class Runner:
                                 "where": raised_at(error)}
         return self.report(status, patient=not status)
 
-    def report(self, status, patient):
+    def report(self, status: int, patient: bool) -> int:
         """Report once, from the main thread or the watching one. Returns the exit status."""
         with self.reporting:
             if self.status is None:
@@ -84,11 +89,11 @@ class Runner:
                 self.store.end()
             return self.status
 
-    def tell(self, records):
+    def tell(self, records: dict[int, Record]) -> int:
         """Write the report; the number of its findings."""
         return report.publish(report.judge(records, self.store.size), self.args.json)
 
-    def stalled(self):
+    def stalled(self) -> None:
         """Called by the watching thread: no rank has moved for the timeout."""
         self.log.note("stalled", seconds=self.args.timeout)
         try:
@@ -97,7 +102,7 @@ class Runner:
             self.leave_nothing()
             self.leave(1)
 
-    def told_to_end(self, number, _):
+    def told_to_end(self, number: int, _: Any) -> None:
         if os.getpid() != self.pid:  # a process that the script has forked
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -105,7 +110,7 @@ class Runner:
         if not self.reporting.locked() and not self.error:  # else a report is under way, or comes, and ends soon
             sys.exit(KILLED)
 
-    def left_early(self, status):
+    def left_early(self, status: int) -> None:
         """In place of os._exit, which ends a process at once: report first."""
         if os.getpid() == self.pid and self.log.ended is None:
             self.log.ended = {"how": f"os._exit({status})", "status": status, "where": where()}
@@ -113,16 +118,16 @@ class Runner:
             self.leave_nothing()
         self.leave(status)
 
-    def leave_nothing(self):
+    def leave_nothing(self) -> None:
         if not self.inner:
             shutil.rmtree(self.statuses, ignore_errors=True)
 
 
-def raised_at(error):
+def raised_at(error: BaseException) -> str:
     return innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
-def script(args):
+def script(args: argparse.Namespace) -> int:
     """Run the script as it is, with the processes that it starts by multiprocessing. Returns the exit status."""
     sys.argv = [str(args.script), *args.options]
     sys.path[0] = str(args.script.resolve().parent)
@@ -130,27 +135,29 @@ def script(args):
     with tempfile.TemporaryDirectory() as folder:
         runner, spawn = Runner(args, Path(folder)), torch.multiprocessing.spawn
 
-        def spawned(fn, *given, **options):
+        def spawned(fn: Callable, *given: Any, **options: Any) -> Any:
             with runner.log.during("spawn", where()):
                 return spawn(Spawned(fn, args, folder), *given, **options)
 
-        def begin(process, group=None, target=None, *given, **options):
+        def begin(process: BaseProcess, group: Any = None, target: Any = None, *given: Any, **options: Any) -> None:
             theirs = users(sys._getframe(1))  # no worker of a DataLoader, say
             process_begin(process, group, Spawned(target, args, folder) if target and theirs else target,
                           *given, **options)
 
-        process_begin, BaseProcess.__init__ = BaseProcess.__init__, begin
-        torch.multiprocessing.spawn = sys.modules["torch.multiprocessing.spawn"].spawn = spawned
+        process_begin: Any = BaseProcess.__init__
+        setattr(BaseProcess, "__init__", begin)
+        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            setattr(module, "spawn", spawned)
         return runner.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
 
 
 class Spawned:
     """The function that a process of the script's calls, under a doctor of its own."""
 
-    def __init__(self, function, args, statuses):
+    def __init__(self, function: Callable, args: argparse.Namespace, statuses: str):
         self.function, self.args, self.statuses = function, args, statuses
 
-    def __call__(self, *given, **options):
+    def __call__(self, *given: Any, **options: Any) -> None:
         runner = Runner(self.args, Path(self.statuses), inner=True)
         hooked = {id(value.__wrapped__): value for module in (torch, torch.distributed, torch.nn.utils)
                   for value in vars(module).values()
