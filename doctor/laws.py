@@ -722,7 +722,7 @@ def scale_by_ranks(by_size: dict[int, dict[str, float]]) -> Iterator[Finding]:
     small, large = sorted(by_size)
     for line in by_size[small].keys() & by_size[large].keys():
         one, other = by_size[small][line], by_size[large][line]
-        for power, word in ((-1, "one over"), (1, "that")):
+        for power, word in ((-1, "one over the"), (1, "the")):
             if one and math.isclose(other / one, (large / small) ** power, rel_tol=0.05):
                 yield say("scale_by_ranks", line, factors=f"{one:.3g} on {small} ranks and {other:.3g} on {large}", power=word)
 
@@ -926,6 +926,8 @@ def waits(records: list[Record]) -> Iterator[Finding]:
 
 def gone(records: list[Record], world_size: int) -> Iterator[Finding]:
     missing = sorted(set(range(world_size)) - {record["rank"] for record in records if not record.get("killed")})
+    if world_size == 1:  # a rank that is judged alone knows of no other
+        return
     if missing:
         last = [(record["rank"], syncs(record)[-1:]) for record in records if record["rank"] in missing]
         told = " ".join(f"Rank {rank} was last at `{done[0]['what']}`, {done[0]['where']}." for rank, done in last if done)
