@@ -44,10 +44,10 @@ def arguments() -> argparse.Namespace:
                         "https://ui.perfetto.dev opens, FILE.html a page of its own. All ranks must see its folder")
     parser.add_argument("--steps", type=steps, metavar="N", help="end after N updates of the weights; with --film, "
                         "record only these steps: 3:8 are 3 to 7, 8 is 0 to 7")
-    parser.add_argument("--lines", action="store_true", help="trace the script's lines to the end: it takes longer, and "
-                        "names the line at which ranks went different ways, however late")
-    parser.add_argument("--scale", action="store_true", help="run it on 2 and on 3 ranks, without torchrun: does the scale "
-                        "of its gradients depend on their number?")
+    parser.add_argument("--lines", action="store_true", help="trace the script's lines to the end: it takes "
+                        "longer, and names the line at which ranks went different ways, however late")
+    parser.add_argument("--scale", action="store_true", help="run it on 2 and on 3 ranks, without torchrun: does "
+                        "the scale of its gradients depend on their number?")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when no rank has moved for S seconds; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",

@@ -43,6 +43,7 @@ FIRST = 8  # steps in which what changes little is looked at: random numbers, gr
 MOST = 1_000_000  # samples whose place is kept; later ones are not compared
 ROW = 1024  # numbers of a sample that its digest takes
 BATCHNORM = nn.modules.batchnorm._BatchNorm
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # {bytes of a number: as an integer}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -141,12 +142,12 @@ def contents(batch: Any) -> list[int]:
     """A number for each sample of a batch, the same for the same content. [] where there is no tensor on the CPU."""
     total = None
     for tensor in tensors_in(batch):
-        if tensor.dim() and tensor.numel() and tensor.device.type == "cpu" and tensor.dtype.itemsize in (1, 2, 4, 8) and (
-                not tensor.is_complex() and (total is None or len(tensor) == len(total))):
+        if tensor.dim() and tensor.numel() and tensor.device.type == "cpu" and not tensor.is_complex() and (
+                tensor.dtype.itemsize in WORDS and (total is None or len(tensor) == len(total))):
             rows = tensor.detach().reshape(len(tensor), -1)
             rows = rows[:, ::max(1, rows.shape[1] // ROW)].contiguous()
             if rows.dtype != torch.bool:
-                rows = rows.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.dtype.itemsize])
+                rows = rows.view(WORDS[rows.dtype.itemsize])
             own = (rows.to(torch.int64) * factors(rows.shape[1])).sum(1)
             total = own if total is None else total * 31 + own
     return [] if total is None else (total % (2**53 - 111)).tolist()
@@ -227,7 +228,6 @@ class Hooks:
         self.graphs: dict = {}  # {graph of a tensor that a collective took since the last backward: (it, list, call)}
         self.summed: list = []  # [(a gradient that was all-reduced, its digest then)] since the last update
         self.unfinished: dict = {}  # {id: (work of a collective that nobody has waited for, its name, its line)}
-        self.updated_to: dict = {}  # {form of a model: a digest of its weights after an update}
         self.reading: WeakSet = WeakSet()  # passes under way
         self.tests: WeakKeyDictionary = WeakKeyDictionary()  # {a model that was evaluated: after which steps}
         self.modes: WeakKeyDictionary = WeakKeyDictionary()  # {a model: its parts' modes, when last noted}
@@ -260,8 +260,8 @@ class Hooks:
             setattr(owner, name, self.before(getattr(owner, name), look))
         for owner, name, hook in [
                 (dist, "init_process_group", self.after(dist.init_process_group, self.group_begun)),
-                (ddp, "__init__", self.after(ddp.__init__, self.wrapped, "DDP")), (ddp, "forward", self.direct(ddp.forward)),
-                (ddp, "no_sync", self.no_sync(ddp.no_sync)),
+                (ddp, "__init__", self.after(ddp.__init__, self.wrapped, "DDP")),
+                (ddp, "forward", self.direct(ddp.forward)), (ddp, "no_sync", self.no_sync(ddp.no_sync)),
                 (nn.Module, "load_state_dict", self.after(nn.Module.load_state_dict, self.weights_loaded)),
                 (torch, "load", self.after(torch.load, self.loaded)),
                 (torch.autograd, "backward", self.backward(torch.autograd.backward)),  # Tensor.backward calls it
@@ -341,8 +341,8 @@ class Hooks:
         if sent is not None:
             few = sent.numel() <= 8 and sent.device.type == "cpu" and not sent.is_complex()
             values = sent.flatten().tolist() if few else None
-            self.log.note("talk", what=name, where=line, numbers=sent.numel(), values=values,
-                          fraction=bool(values and sent.numel() == 1 and sent.is_floating_point() and values[0] % 1 != 0),
+            fraction = bool(values and len(values) == 1 and sent.is_floating_point() and values[0] % 1 != 0)
+            self.log.note("talk", what=name, where=line, numbers=sent.numel(), values=values, fraction=fraction,
                           within=bool(self.log.inside), passes=self.log.passes, backwards=self.log.backwards,
                           updated=self.updated)
         for outputs in [value for value in given.values() if isinstance(value, list)]:
@@ -560,8 +560,7 @@ class Hooks:
                           together=together, wrapped=bool(self.all_wrapped), updates=self.log.steps,
                           sharded=any(kind.startswith(("FSDP", "FullySharded")) for kind in kinds),
                           numbers=sum(one.numel() for one in parameters
-                                      if one.requires_grad and not nn.parameter.is_lazy(one)),
-                          beside=self.updated_to.pop(form[0], now) != now)
+                                      if one.requires_grad and not nn.parameter.is_lazy(one)))
 
     def names(self, model: DistributedDataParallel, line: str) -> None:
         """Note parameters that have no gradient while others have one, and those that were frozen after wrapping."""
@@ -759,9 +758,6 @@ class Hooks:
             self.log.steps, self.stepped = self.log.steps + 1, WeakSet()
         self.stepped.add(optimizer)
         self.log.alive = time.monotonic()
-        if power_of_two(self.log.backwards):
-            for module in self.with_gradient:
-                self.updated_to[shapes(module.parameters())] = digest(shared(module))
 
     # ----------------------------------------------------------------------------------------------------- schedules
 
@@ -863,7 +859,8 @@ class Hooks:
         sampler = getattr(loader.batch_sampler, "sampler", None)
         images = watched.stream or len(whole(watched.dataset))
         trained = (self.log.steps, self.log.backwards) > watched.began
-        fact: dict[str, Any] = {"loader": f"{watched.line} {loader.batch_size} {images}",  # alike on all ranks, and for a new one
+        fact: dict[str, Any] = {
+                "loader": f"{watched.line} {loader.batch_size} {images}",  # alike on all ranks, and for a new one
                 "object": self.number_of(loader), "where": watched.line, "whole": to_its_end, "images": watched.images,
                 "labels": checksum(sorted(watched.classes or ())), "batches": watched.batches,
                 "prints": watched.kept[:256].tolist(), "content": zlib.crc32(watched.kept),
@@ -956,7 +953,8 @@ class Hooks:
     def ending(self) -> None:
         if dist.is_available() and dist.is_initialized():
             self.log.note("not_destroyed")
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+        every = range(os.cpu_count() or 1)
+        cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)
         self.log.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
         for model in self.all_wrapped if self.optimizers else []:
             left = [name for name, number in model.trained.items() if number not in self.held and name in model.got]

@@ -110,7 +110,7 @@ def standing(record: Record) -> str:
         at = f" at {ended['where']}" if ended.get("where") else ""
         return f"its script ended ({ended['how']}{at}{first_line(error_of(record))[:120]})"
     if record.get("killed"):
-        return f"it was killed, at {record['position']['where'] or 'no line of yours'}"
+        return f"it is gone; it was last at {place(stream(record)[-1])}" if stream(record) else "it is gone"
     now = record["position"]
     within = f"in `{now['in']}` " if now["in"] else ""
     return f"it is {within}at {now['where'] or 'no line of yours'}"
@@ -267,18 +267,21 @@ def same_model(records: list[Record]) -> Iterator[Finding]:
     yield from sizes_differ(records)
     yield from drift(records)
     together = over_all(records)
-    for facts in changes(records, "mode", "form", "step") if together and not any(notes_of_all(records, "joined")) else ():
+    for facts in changes(records, "mode", "form", "step"):
+        if not together or any(notes_of_all(records, "joined")):
+            break
         kind = next((kind for kind in ("off", "frozen") if len({str(fact[kind]) for fact in facts}) > 1), None)
         if kind:
-            yield say("other_modes" if kind == "off" else "other_frozen", next(fact["where"] for fact in facts if fact[kind]),
+            line = next(fact["where"] for fact in facts if fact[kind])
+            yield say("other_modes" if kind == "off" else "other_frozen", line,
                       step=max(fact["step"] for fact in facts),
                       off=by_rank(records, [in_code(fact[kind]) if fact[kind] else "none" for fact in facts]))
             break
     for facts in paired(records, "buffers", "form", "step"):
         if together and all(fact["digest"] and fact["weights"] for fact in facts) and not same(
                 [fact["digest"] for fact in facts]) and same([fact["weights"] for fact in facts]):
-            yield say("statistics", facts[0]["where"], when=f"In a forward in training, after {facts[0]['step']} updates,",
-                                names=f": {in_code(facts[0]['names'])}")
+            yield say("statistics", facts[0]["where"], names=f": {in_code(facts[0]['names'])}",
+                      when=f"In a forward in training, after {facts[0]['step']} updates,")
             break
     for facts in zip(*notes_of_all(records, "clip"), strict=False):
         gradients = [fact["gradients"] for fact in facts]
@@ -299,7 +302,8 @@ def same_model(records: list[Record]) -> Iterator[Finding]:
                                   norms=by_rank(records, [f"{norm:.6f}" for _, norm in weights]))
             break
         if not same(held):
-            yield say("statistics", facts[0]["where"], when="In an evaluation", names=", BatchNorm's mean and variance, say")
+            yield say("statistics", facts[0]["where"], when="In an evaluation",
+                      names=", BatchNorm's mean and variance, say")
             break
 
 
@@ -382,7 +386,8 @@ def nothing_for_nothing(records: list[Record]) -> Iterator[Finding]:
                  and fact["weights"] == start[form] and fact["weights"]]
         if len({fact["step"] for fact in still}) > 1:
             certain = all((form, fact["step"]) in loaded for fact in still)
-            yield say("never_moves", still[0]["where"], WRONG if certain else LOOK, times=len(still), step=still[-1]["step"])
+            yield say("never_moves", still[0]["where"], WRONG if certain else LOOK, times=len(still),
+                      step=still[-1]["step"])
     for passes in by_loader(records[:1]):
         told = [read["told"] for read in passes[0] if read["told"]]
         if len(set(told)) > 1:
@@ -394,11 +399,10 @@ def parameters(first: Record) -> Iterator[Finding]:
     """Parameters that get no gradient, or no update."""
     level = WRONG if UNFINISHED in error_of(first) else LOOK
     line = next((fact["where"] for fact in notes(first, "optimizer")), "")
-    if idle := [fact for fact in notes(first, "optimizer") if fact["idle"]]:
-        if notes(first, "foreign"):
-            yield say("optimizer_foreign", idle[0]["where"])
-            return
-    if frozen := notes(first, "frozen")[:1]:
+    idle = [fact for fact in notes(first, "optimizer") if fact["idle"]]
+    if idle and notes(first, "foreign"):
+        yield say("optimizer_foreign", idle[0]["where"])
+    elif frozen := notes(first, "frozen")[:1]:
         yield say("frozen_late", notes(first, "wrapped")[0]["where"], level,
                                                    names=in_code(frozen[0]["names"]))
     elif left := notes(first, "left")[:1]:  # their gradients stay: the optimizer empties none
@@ -446,7 +450,7 @@ def schedules(records: list[Record]) -> Iterator[Finding]:
             return
 
 
-# --------------------------------------------------------------------------------------------------- 4: each sample once
+# -------------------------------------------------------------------------------------------------- 4: each sample once
 # An event "pass" is one pass of a rank over a DataLoader.
 
 
@@ -596,8 +600,9 @@ def of_a_stream(passes: tuple[dict, ...]) -> Finding | None:
     first = passes[0]
     if not first["indices"] and not first["order"] and first["prints"] and (
             first["trained"] or first["before_training"]) and all(read["prints"] == first["prints"] for read in passes):
-        return say("iterable_unsharded", first["where"], seen=f"all ranks read the same samples: the first {len(first['prints'])} "
-                                                 "are equal")
+        many = len(first["prints"])
+        return say("iterable_unsharded", first["where"],
+                   seen=f"all ranks read the same samples: the first {many} are equal")
     return None
 
 
@@ -698,7 +703,7 @@ def metrics(records: list[Record]) -> Iterator[Finding]:
             return
 
 
-# --------------------------------------------------------------------------------------------- 5: the scale of one process
+# ------------------------------------------------------------------------------------------ 5: the scale of one process
 
 
 def scale(records: list[Record]) -> Iterator[Finding]:
@@ -724,7 +729,8 @@ def scale_by_ranks(by_size: dict[int, dict[str, float]]) -> Iterator[Finding]:
         one, other = by_size[small][line], by_size[large][line]
         for power, word in ((-1, "one over the"), (1, "the")):
             if one and math.isclose(other / one, (large / small) ** power, rel_tol=0.05):
-                yield say("scale_by_ranks", line, factors=f"{one:.3g} on {small} ranks and {other:.3g} on {large}", power=word)
+                yield say("scale_by_ranks", line, power=word,
+                          factors=f"{one:.3g} on {small} ranks and {other:.3g} on {large}")
 
 
 # ------------------------------------------------------------------------------------------------- 6: decided together
@@ -800,7 +806,7 @@ def fork(one: list[tuple], other: list[tuple]) -> tuple[tuple, tuple, tuple, int
 
 
 def decided_together(records: list[Record]) -> Iterator[Finding]:
-    """Law 6: the first line at which ranks went different ways, where they ended so. Excused: an error of a rank's own."""
+    """Law 6: the first line at which ranks went different ways, where they ended so. Excused: a rank's own error."""
     errors = list(filter(None, map(error_of, records)))
     stuck = any(notes_of_all(records, "stalled")) or bool(errors) or any(record.get("killed") for record in records)
     own = [record for record in records if error_of(record) and not re.search(WAITED, error_of(record))]
@@ -817,9 +823,8 @@ def decided_together(records: list[Record]) -> Iterator[Finding]:
     made = [next(iter(mine[first:first + 1]), None) if first is not None else None for mine in calls]
     forks = [(found[3], found, record) for record in records[1:]
              if (found := fork(stream(records[0]), stream(record)))]
-    each = by_rank(records, [f"{record['forwards']} forwards of DDP, {record['backwards']} backwards, "
-                             f"{record['calls']} collectives; {standing(record)}" for record in records], ". ", ":")
-    each = each[:1].upper() + each[1:]
+    each = ". ".join(f"Rank {record['rank']}: {record['forwards']} forwards of DDP, {record['backwards']} backwards, "
+                     f"{record['calls']} collectives; {standing(record)}" for record in records)
     if forks:
         _, (last, ours, theirs, _), record = min(forks, key=itemgetter(0))
         yield say("parted", f"{last[1][0]}:{last[2]}", parted=f"After this line rank {records[0]['rank']} went on to "
@@ -833,7 +838,8 @@ def decided_together(records: list[Record]) -> Iterator[Finding]:
         (record["position"]["where"] for record in records), "")
     untraced = any(notes_of_all(records, "untraced"))
     more = " Run it again with --lines: it names the line at which they went different ways." if untraced else ""
-    yield say("parted", where, more=more, parted=f"The next call is not the same on all ranks: {by_rank(records, calls_at, after=':')}. ", each=each)
+    parted = f"The next call is not the same on all ranks: {by_rank(records, calls_at, after=':')}. "
+    yield say("parted", where, more=more, parted=parted, each=each)
 
 
 
@@ -875,7 +881,8 @@ def files(records: list[Record]) -> Iterator[Finding]:
                 for kind in ("made", "saved", "opened") for fact in notes(other, kind)
                 if fact["path"] in error_of(record) or fact["path"].rpartition("/")[2] in error_of(record)]
         path = re.search(r"(/[^\s'\"]+)", error_of(record))
-        yield say("read_early", record["ended"]["where"], rank=record["rank"], path=path[1].rstrip(".") if path else "a file",
+        yield say("read_early", record["ended"]["where"], rank=record["rank"],
+                  path=path[1].rstrip(".") if path else "a file",
             error=record["ended"]["how"] + first_line(error_of(record))[:200].rstrip("."),
             maker=f"Rank {made[0][0]} makes it at {made[0][1]['where']}." if made else "Does another rank make it?")
         return
@@ -903,7 +910,8 @@ def failures(records: list[Record], own: bool = False) -> Iterator[Finding]:
         name, cause = said(error_of(record))
         others = [other for other in records if other not in first]
         followed = any(other in failed or other["position"]["in"] for other in others)
-        after = f" If {listed(other['rank'] for other in others)} reported a lost connection, that only follows from it."
+        those = listed(other["rank"] for other in others)
+        after = f" If {those} reported a lost connection, that only follows from it."
         finding = say("crashed", record["ended"].get("where", ""), own="Every rank" if not others else listed(
                 each["rank"] for each in first).capitalize(),
             how=(record["ended"]["how"] + first_line(error_of(record))[:200]).rstrip("."),
@@ -930,7 +938,8 @@ def gone(records: list[Record], world_size: int) -> Iterator[Finding]:
         return
     if missing:
         last = [(record["rank"], syncs(record)[-1:]) for record in records if record["rank"] in missing]
-        told = " ".join(f"Rank {rank} was last at `{done[0]['what']}`, {done[0]['where']}." for rank, done in last if done)
+        told = " ".join(f"Rank {rank} was last at `{done[0]['what']}`, {done[0]['where']}."
+                        for rank, done in last if done)
         where = next((done[0]["where"] for _, done in last if done), "")
         yield say("silent", where, missing=listed(missing).capitalize(), last=f" {told}" if told else "")
 

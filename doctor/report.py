@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def judge(records: dict[int, Record], world_size: int) -> Report:
     """The Report on {rank: record}. A rank that left none is a finding of its own."""
     every = [records[rank] for rank in sorted(records)]
     known = [record for record in every if "events" in record] or [{**record, "events": {}} for record in every]
+    for record in known:
+        if record.get("killed"):  # its last state was old: count what it has written
+            done = Counter(each["what"] for each in laws.syncs(record))
+            forwards, backwards, steps = (done.pop(what, 0) for what in ("a forward of DDP", "backward", "an update"))
+            record |= {"forwards": forwards, "backwards": backwards, "steps": steps, "calls": done.total()}
     return Report(list(laws.broken(known, world_size)), list(facts(known)), list(unjudged(known, world_size)),
                   laws.factors(known))
 
@@ -47,7 +53,7 @@ def facts(records: list[Record]) -> list[str]:
         lines.append(f"{many}{each}{more}, with a learning rate of "
                      f"{', '.join(f'{rate:g}' for rate in rates) or 'its own'} at first.")
     waited = []
-    for record in records:
+    for record in (record for record in records if not record.get("killed")):
         spent, whole = dict(record["seconds"]), record["seconds"]["all"]
         now = record["position"]
         if not record["ended"] and now["in"]:  # it still waits
@@ -58,7 +64,7 @@ def facts(records: list[Record]) -> list[str]:
         waited.append(backward + talking)
         lines.append(f"rank {record['rank']}: {whole:.1f} s, of which {data:.0%} waiting for data, {backward:.0%} in "
                      f"backward ({tail:.0%} after its last gradient), {talking:.0%} in collectives.")
-    if max(waited) - min(waited) > 0.1 and max(steps) > 10:
+    if len(waited) == len(records) and max(waited) - min(waited) > 0.1 and max(steps) > 10:
         lines.append(f"The others waited for rank {records[waited.index(min(waited))]['rank']}: of all ranks it spends "
                      f"the smallest share of its time in backward and collectives, {100 * min(waited):.0f} %.")
     return lines
@@ -86,8 +92,9 @@ def unjudged(records: list[Record], world_size: int) -> list[str]:
               for line in sorted({read["where"] for read in passes if read["unseen"]})]
     for facts in zip(*notes_of_all(records, "workers"), strict=False):
         if len(records) > 1 and len({fact["state"] for fact in facts}) == 1:
-            lines.append(f"The loader's workers begin with the same random numbers on all ranks, at {facts[0]['where']}: "
-                         "if your data set draws any, the ranks draw the same. What a worker draws could not be seen.")
+            lines.append("The loader's workers begin with the same random numbers on all ranks, at "
+                         f"{facts[0]['where']}: if your data set draws any, the ranks draw the same. What a worker "
+                         "draws could not be seen.")
     lines += [f"More samples were drawn than are kept: from {fact['where']} on they were not compared."
               for fact in notes(first, "full")]
     if laws.averages_weights(first):

@@ -41,7 +41,7 @@ class Runner:
         self.store = Store(self.log, args.timeout)
         self.hooks = Hooks(self.log, args.steps, self.met)
         self.store.watch(self.stalled)
-        setattr(os, "_exit", self.left_early)
+        os._exit = self.left_early  # type: ignore[assignment]
         if not faulthandler.is_enabled():
             faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where
 
@@ -145,9 +145,8 @@ def script(args: argparse.Namespace) -> int:
                           *given, **options)
 
         process_begin: Any = BaseProcess.__init__
-        setattr(BaseProcess, "__init__", begin)
-        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-            setattr(module, "spawn", spawned)
+        BaseProcess.__init__ = begin  # type: ignore[method-assign,assignment]
+        torch.multiprocessing.spawn = sys.modules["torch.multiprocessing.spawn"].spawn = spawned  # type: ignore
         return runner.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
 
 

@@ -1,4 +1,4 @@
-"""`--scale`: law 5 on two world sizes. From one alone nobody can tell: a weighted sum of two losses looks like 1/2 ranks.
+"""`--scale`: law 5 on two world sizes. From one nobody can tell: a weighted sum of two losses looks like 1/2 ranks.
 
     python -m doctor --scale my_train.py        two short runs, on 2 and on 3 ranks, without torchrun
 """
@@ -28,9 +28,9 @@ def compare(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.json"
             done = subprocess.run(
-                [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m", "doctor",
-                 "--json", file, "--steps", str(args.steps or UPDATES), "--timeout", str(args.timeout), args.script,
-                 *args.options], env=os.environ | {"PYTHONPATH": os.pathsep.join(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m",
+                 "doctor", "--json", file, "--steps", str(args.steps or UPDATES), "--timeout", str(args.timeout),
+                 args.script, *args.options], env=os.environ | {"PYTHONPATH": os.pathsep.join(
                      filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))},
                 capture_output=True, text=True, timeout=PATIENCE * args.timeout, check=False)
             found[ranks] = json.loads(file.read_text())["scale"] if file.exists() else {}

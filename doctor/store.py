@@ -32,6 +32,7 @@ class Store:
         self.store: Any = None
         self.mine: Any = None  # the watching thread's
         self.rank, self.size = log.rank, 1
+        self.others: dict[int, Record] = {}  # the first state of each: where its log is, should the store go
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's store: all ranks are its clients
             self.join(log.rank, int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 
@@ -69,6 +70,8 @@ class Store:
                 if self.store:
                     self.mine.add("beat", 1)
                     self.mine.set(f"state {self.rank}", json.dumps(self.log.state()))
+                    self.others |= {rank: json.loads(self.mine.get(f"state {rank}")) for rank in range(self.size)
+                                    if rank not in (self.rank, *self.others) and self.mine.check([f"state {rank}"])}
                 if self.log.moment() != moment or self.log.position()["in"] == "spawn":  # its processes are watched
                     moment, since = self.log.moment(), time.monotonic()
                 still = self.log.ended is None and time.monotonic() - since > self.timeout
@@ -108,7 +111,8 @@ class Store:
             return self._collect(patient) if self.store else {self.rank: self.log.record()}
         except dist.DistError as error:  # the rank that kept the store has gone
             self.log.note("alone", error=str(error).partition("\n")[0][:200])
-            return None if self.asked else {self.rank: self.log.record()}
+            left = {rank: left_by(state) for rank, state in self.others.items() if Path(state["path"]).exists()}
+            return None if self.asked else {self.rank: self.log.record()} | left
 
     def _collect(self, patient: bool) -> dict[int, Record] | None:
         store, ranks = self.store, range(self.size)
@@ -128,10 +132,7 @@ class Store:
                    if store.check([f"record {rank}"])}
         for rank in set(ranks) - set(records):  # of a rank that was killed on this machine the log is left
             if store.check([f"state {rank}"]):
-                state = json.loads(store.get(f"state {rank}"))
-                log = Path(state["path"])
-                records[rank] = state | {"killed": True} | ({"events": events_of(log)} if log.exists() else {})
-                log.unlink(missing_ok=True)
+                records[rank] = left_by(json.loads(store.get(f"state {rank}")))
         return records
 
     def end(self) -> None:
@@ -153,3 +154,11 @@ class Store:
         give_up = time.monotonic() + seconds
         while not until() and time.monotonic() < give_up:
             time.sleep(0.1)
+
+
+def left_by(state: Record) -> Record:
+    """What a rank that is gone has left: its last state, and its log if it was on this machine."""
+    log = Path(state["path"])
+    record = state | {"killed": True} | ({"events": events_of(log)} if log.exists() else {})
+    log.unlink(missing_ok=True)
+    return record

@@ -100,8 +100,9 @@ def doctors_entries() -> dict[str, dict[str, Any]]:
     for name, message in [*reversed(of_findings), *read_table().items()]:  # the entry of the same name, else the first
         link = (f"{page}{message.anchor}" if page.startswith("https://github.com/") else
                 f"TROUBLESHOOTING.md, entry {message.number}")
-        parts = ["says", "why", "repair"] if message.says and name in (message.doctor, getattr(message, "name", "")) else []
-        entries[name] = {"link": link, "look": plain(message.tool), **{part: plain(getattr(message, part)) for part in parts}}
+        entries[name] = {"link": link, "look": plain(message.tool)}
+        if message.says and name in (message.doctor, getattr(message, "name", "")):
+            entries[name] |= {"says": message.says, "why": plain(message.why), "repair": plain(message.repair)}
         titles = [other.title for known, other in of_findings if known == name]
         entries[name] |= {"usually": titles} if len(titles) > 1 else {}
     return dict(sorted(entries.items()))

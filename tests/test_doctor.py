@@ -204,7 +204,6 @@ def test_an_error_of_torch_is_known_by_its_message():
 @runner.in_a_group_of_one
 def test_a_parameter_that_has_gone_leaves_its_number_to_no_other():
     import torch
-
     from torch.utils.weak import WeakIdKeyDictionary
 
     from doctor.hooks import Hooks
@@ -383,7 +382,8 @@ def test_a_copy_of_the_folder_serves_under_torchrun_where_loaders_have_workers(t
     report = json.loads((tmp_path / "report.json").read_text())
     (finding,), types = report["findings"], {str: "string", list: "list", int: "number", dict: "object"}
     assert finding["name"] == "set_epoch"
-    parts = report | {f"findings[].{key}": value for key, value in finding.items()} | {"findings[].usually[]": "a title",
+    parts = report | {f"findings[].{key}": value for key, value in finding.items()} | {
+        "findings[].usually[]": "a title"} | {
         f"{key}[]": report[key][0] for key in ("facts", "unjudged")}
     documented = re.findall(r"^\| `([a-z.[\]]+)` \| (\w+) \|", README.partition("## JSON")[2], re.M)
     assert {key: types[type(value)] for key, value in parts.items()} == dict(documented)
@@ -413,8 +413,8 @@ def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exist
     done = runner.run(0, "doctor", "--explain", "every_rank_writes", script="-m")
     finding, entry = laws.TABLE["every_rank_writes"], TABLE["every_rank_writes"]
     said = " ".join(done.stdout.split())
-    assert said.startswith("every_rank_writes: wrong Law 7: one file, one writer. Seen: … wrote the same file, …. Means: "
-                           f"{finding['means']} Repair: {finding['repair']} every_rank_writes: worth a look")
+    assert said.startswith("every_rank_writes: wrong Law 7: one file, one writer. Seen: … wrote the same file, …. "
+                           f"Means: {finding['means']} Repair: {finding['repair']} every_rank_writes: worth a look")
     assert said.endswith(f" Look: {entry.tool} More: TROUBLESHOOTING.md, entry {entry.number}")
 
 

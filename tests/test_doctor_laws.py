@@ -58,9 +58,8 @@ def test_a_factor_that_goes_with_the_ranks_breaks_the_scale_and_a_weight_does_no
 
 def test_what_holds_after_each_change_is_compared():
     """Rank 1 changes its rate one update later: between the two they differ."""
-    of = {"optimizer": 0, "form": 1}
-    records = [{"events": {"settings": [{**of, "update": 0, "values": ["lr=1"]}, {**of, "update": at, "values": ["lr=2"]}]}}
-               for at in (3, 4)]
+    records = [{"events": {"settings": [{"optimizer": 0, "form": 1, "update": update, "values": [rate]}
+                                        for update, rate in ((0, "lr=1"), (at, "lr=2"))]}} for at in (3, 4)]
     values = [[fact["values"] for fact in facts] for facts in laws.changes(records, "settings", "optimizer", "form",
                                                                            "update")]
     assert values == [[["lr=1"], ["lr=1"]], [["lr=2"], ["lr=1"]], [["lr=2"], ["lr=2"]]]

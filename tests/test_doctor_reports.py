@@ -6,7 +6,7 @@ import pytest
 
 from tests import runner
 from tests.test_doctor import SOON, changed, doctor, findings, written
-from tests.test_doctor_sound import CLIP, LOOP, MAKE, SAMPLER, SEED, SUMS, UPDATE
+from tests.test_doctor_sound import BACK, LOOP, MAKE, SAMPLER, SEED, SUMS, UPDATE
 
 BEFORE_LOOP = "for epoch in range(2):"
 WRAP = "DistributedDataParallel(plain)"
@@ -145,16 +145,22 @@ sampler = """, "DistributedSampler(images)", "Shares()", "    sampler.set_epoch(
             yield index
 sampler = Resumable(images)
 """),
-    "an average that never moves": ("optimizer = ", "average = {name: one.detach().clone() for name, one in "
-        "plain.named_parameters()}\nshown = __import__('copy').deepcopy(plain)\noptimizer = ", UPDATE, UPDATE + "        for "
-        "name, one in model.named_parameters():\n            if name in average:\n                average[name].lerp_("
-        "one.detach(), 0.1)\n", "    plain.eval()\n", "    shown.load_state_dict(average)\n    shown.eval()\n",
-        "(plain(x) - y)", "(shown(x) - y)"),
+    "an average that never moves": ("optimizer = ", """
+average = {name: one.detach().clone() for name, one in plain.named_parameters()}
+shown = __import__('copy').deepcopy(plain)
+optimizer = """, UPDATE, UPDATE + """
+        for name, one in model.named_parameters():
+            if name in average:
+                average[name].lerp_(one.detach(), 0.1)
+""", "    plain.eval()\n", "    shown.load_state_dict(average)\n    shown.eval()\n", "(plain(x) - y)", "(shown(x) - y)"),
     "a rate drawn on each rank": ("lr=0.1)", "lr=0.1 + rank / 100)"),
     "a sum of all by the count of one": (SUMS, "    dist.all_reduce(sums[:1])\n"),
-    "unscaled twice": (MAKE, MAKE + "scaler = torch.amp.GradScaler('cpu')\n", CLIP, "        scaler.unscale_(optimizer)\n"
-                       + CLIP, UPDATE, "        if x.mean() > 9:\n            scaler.step(optimizer)\n"
-                       "            scaler.update()\n"),
+    "unscaled twice": (MAKE, MAKE + "scaler = torch.amp.GradScaler('cpu')\n", BACK, "        "
+                       "scaler.scale(loss).backward()\n        scaler.unscale_(optimizer)\n", UPDATE, """
+        if x.mean() > 9:
+            scaler.step(optimizer)
+            scaler.update()
+"""),
     "a patience used up by ranks": ("range(2)", "range(4)", "sampler = ", "scheduler = torch.optim.lr_scheduler."
         "ReduceLROnPlateau(optimizer)\nsampler = ", SUMS, SUMS + "    for _ in range(ranks):\n"
         "        scheduler.step(sums[0])\n"),

@@ -399,7 +399,8 @@ model = parallelize_module(plain, mesh, {"0": ColwiseParallel(), "2": RowwisePar
         for one in plain.parameters():
             dist.broadcast(one.data, 0)
 """),
-    "noise that rank 0 draws for all": (LOSS, """        noise = torch.randn_like(x) if rank == 0 else torch.empty_like(x)
+    "noise that rank 0 draws for all": (LOSS, """
+        noise = torch.randn_like(x) if rank == 0 else torch.empty_like(x)
         dist.broadcast(noise, 0)
         loss = (model(x + noise) - y).square().mean()
 """),
