@@ -233,7 +233,7 @@ class Hooks:
         self.modes: WeakKeyDictionary = WeakKeyDictionary()  # {a model: its parts' modes, when last noted}
         self.mode_was: dict | None = None  # of the last forward with gradients
         self.fresh = True  # something else than training has happened since the last forward in training
-        self.evaluated = ""  # the line of the last eval()
+        self.evaluated = self.told_at = ""  # the lines of the last eval() and set_epoch()
         self.schedules: WeakKeyDictionary = WeakKeyDictionary()  # {scheduler: [its line, steps, of what, figure]}
         self.factors: dict[str, float] = {}  # {line of a loss: the sum of the gradients that reached it}
         self.install()
@@ -255,6 +255,7 @@ class Hooks:
                 (nn.utils, "clip_grad_norm_", self.clipping), (scaler, "scale", self.scaling),
                 (scaler, "unscale_", self.unscaling), (scaler, "update", self.unscaling),
                 (scaler, "step", self.by_scaler), (nn.Module, "eval", self.evaluating), (torch, "save", self.saving),
+                (DistributedSampler, "set_epoch", self.told),
                 *((kind, "step", self.rescheduled) for kind in vars(lr_scheduler).values()
                   if isinstance(kind, type) and issubclass(kind, schedule) and "step" in vars(kind))]:
             setattr(owner, name, self.before(getattr(owner, name), look))
@@ -818,6 +819,10 @@ class Hooks:
         return begin
 
     @looks
+    def told(self, *_: Any, **__: Any) -> None:
+        self.told_at = where()
+
+    @looks
     def sharded(self, sampler: Any, order: int) -> None:
         self.log.note("shard", most=6, where=where(), shuffle=sampler.shuffle, images=len(sampler.dataset),
                       total=sampler.total_size, ranks=sampler.num_replicas, order=order)
@@ -867,7 +872,7 @@ class Hooks:
                 "number": self.log.passes, "trained": trained, "before_training": watched.began == (0, 0),
                 "shown": self.shown - watched.shown, "judged": self.judged > watched.judged,
                 "statistics": self.left_on == "", "unused": watched.unused, "used": watched.used,
-                "head": watched.head, "lineage": self.lineage, "numbered": watched.numbered,
+                "head": watched.head, "told_at": self.told_at, "lineage": self.lineage, "numbered": watched.numbered,
                 "padded": getattr(sampler, "total_size", 0) > len(getattr(sampler, "dataset", ())),
                 "told": loader.persistent_workers and checksum(
                     {name: value for name, value in getattr(whole(loader.dataset), "__dict__", {}).items()

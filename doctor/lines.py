@@ -56,10 +56,11 @@ class Lines:
 
         def end() -> None:
             nonlocal on
-            on = False
+            on = self.log.traced = False
             sys.settrace(None)
 
         if on:
+            self.log.traced = True
             sys.settrace(called)
         return end
 

@@ -60,7 +60,7 @@ class Log:
         handle, self.path = tempfile.mkstemp(prefix="doctor_")
         self.file = handle
         self.pending: list[dict[str, Any]] = []
-        self.size = 0
+        self.size, self.traced = 0, False  # traced: by sys.settrace
         self.known: dict[str, int] = {}  # numbers of events, files, ...
         self.stream: list[int] = []
         self.counts: dict[str, int] = {}
@@ -109,7 +109,11 @@ class Log:
 
     @contextmanager
     def during(self, what: str, line: str) -> Iterator[None]:
-        """A block in which the main thread may wait, in `what`."""
+        """A block in which the main thread may wait, in `what`. Lines are not traced there: it is a call of torch's, which
+        may import a thousand modules."""
+        trace = sys.gettrace() if self.traced else None
+        if trace:
+            sys.settrace(None)
         begin = self.alive = time.monotonic()
         self.inside.append((what, line))
         try:
@@ -118,6 +122,8 @@ class Log:
             self.inside.pop()
             self.alive = time.monotonic()
             self.seconds[what] = self.seconds.get(what, 0) + self.alive - begin
+            if trace:
+                sys.settrace(trace)
 
     def position(self) -> dict[str, Any]:
         """{"in": what the main thread waits in, or None, "where": its line, "for": seconds}."""

@@ -48,7 +48,8 @@ def facts(records: list[Record]) -> list[str]:
     rates = sorted({rate for fact in notes(records[0], "optimizer") for rate in fact["rates"]})
     if any(steps):
         many = f"{steps[0]:,} updates" if len(set(steps)) == 1 else f"updates: {laws.by_rank(records, steps)}"
-        each = f", of {sum(images) / steps[0]:,.4g} samples on average" if images and len(set(steps)) == 1 else ""
+        each = f", of {sum(images) / steps[0]:,.4g} samples on average" if images and len(set(steps)) == 1 and not any(
+            record.get("killed") for record in records) else ""
         more = f", {max(backwards) / max(steps):.3g} backwards each" if max(backwards) > 1.05 * max(steps) else ""
         lines.append(f"{many}{each}{more}, with a learning rate of "
                      f"{', '.join(f'{rate:g}' for rate in rates) or 'its own'} at first.")
