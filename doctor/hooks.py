@@ -41,7 +41,7 @@ LOSSES = ["cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", 
           "binary_cross_entropy", "binary_cross_entropy_with_logits"]
 FIRST = 8  # steps in which what changes little is looked at: random numbers, gradients, names; later at powers of two
 MOST = 1_000_000  # samples whose place is kept; later ones are not compared
-ROW = 1024  # numbers of a sample that its digest takes
+ROW = 256  # numbers of a sample that its digest takes
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # {bytes of a number: as an integer}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -270,8 +270,8 @@ class Hooks:
                 (BatchSampler, "__iter__", self.batches(BatchSampler.__iter__)),
                 (DistributedSampler, "__iter__", self.shard(DistributedSampler.__iter__))]:
             setattr(owner, name, hook)
-        register_module_forward_pre_hook(self.module_begins)
-        register_module_forward_hook(self.module_ends, always_call=True)
+        register_module_forward_pre_hook(self.any_begins)
+        register_module_forward_hook(self.any_ends, always_call=True)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.step_made)
         sys.addaudithook(self.heard)
@@ -432,6 +432,23 @@ class Hooks:
         """Backward ends with the first layer. The time after it is the all-reduce, and the wait for slower ranks."""
         self.ready = time.monotonic()
 
+    def inner(self, module: nn.Module) -> bool:
+        """Is this a module within one that was looked at? There are many, so this is all that they cost."""
+        return (self.depth > 1 and (self.within > 0 or not self.models) and not isinstance(module, DistributedDataParallel)
+                and threading.get_ident() == self.log.main)
+
+    def any_begins(self, module: nn.Module, given: Any) -> None:
+        if self.inner(module):
+            self.depth += 1
+        else:
+            self.module_begins(module, given)
+
+    def any_ends(self, module: nn.Module, *_: Any) -> None:
+        if self.depth > 2 and self.inner(module):
+            self.depth -= 1
+        else:
+            self.module_ends(module)
+
     @looks
     def module_begins(self, module: nn.Module, given: Any) -> None:
         self.depth += 1
@@ -505,7 +522,7 @@ class Hooks:
         self.fresh = not module.training  # an evaluation, perhaps
         names = [name or "the model" for name, part in module.named_modules() if not part.training]
         frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-        held = buffers(module)
+        held, self.mode_was = buffers(module), None
         if (known := (names, frozen)) != self.modes.get(module):
             self.modes[module] = known
             self.mode_was = {"form": shapes(module.parameters()), "step": self.log.steps, "off": names[:20],

@@ -12,7 +12,7 @@ from typing import Any
 from .log import Log, relative, theirs
 
 FILE, DEPTH = 10**6, 10**9
-FREE, SHARE = 1.0, 0.02  # tracing may take this many seconds, or this share of the time; then it ends
+FREE, SHARE = 0.5, 0.02  # tracing may take this many seconds, or this share of the time; then it ends
 CALL, LINE, MONITORED = 4e-7, 1.2e-6, 5e-7  # seconds: sys.settrace of a call and of a line, sys.monitoring of a line
 
 
