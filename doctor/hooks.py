@@ -434,8 +434,8 @@ class Hooks:
 
     def inner(self, module: nn.Module) -> bool:
         """Is this a module within one that was looked at? There are many, so this is all that they cost."""
-        return (self.depth > 1 and (self.within > 0 or not self.models) and not isinstance(module, DistributedDataParallel)
-                and threading.get_ident() == self.log.main)
+        return (self.depth > 1 and (self.within > 0 or not self.models) and threading.get_ident() == self.log.main
+                and not isinstance(module, DistributedDataParallel))
 
     def any_begins(self, module: nn.Module, given: Any) -> None:
         if self.inner(module):

@@ -486,8 +486,9 @@ def epochs(records: list[Record]) -> Iterator[Finding]:
                     and all(orders.count(order) > 1 for order in distinct)
                     and passes[0]["shuffles"] and passes[0]["images"] > 5):  # five may come so by chance
                 again = next(number for number, order in enumerate(orders) if order in orders[:number])
-                yield say("set_epoch", passes[-1]["told_at"] or passes[0]["where"], passes=len(orders), distinct=len(distinct),
-                                   orders=f": pass {again + 1} had that of pass {orders.index(orders[again]) + 1}")
+                yield say("set_epoch", passes[-1]["told_at"] or passes[0]["where"],
+                          passes=len(orders), distinct=len(distinct),
+                          orders=f": pass {again + 1} had that of pass {orders.index(orders[again]) + 1}")
                 return
     facts = notes(records[0], "shard") if not notes(records[0], "pass") else []  # read without a DataLoader
     again_by_hand = [fact for fact in facts if fact["shuffle"] and fact["order"] == facts[0]["order"]]

@@ -109,8 +109,8 @@ class Log:
 
     @contextmanager
     def during(self, what: str, line: str) -> Iterator[None]:
-        """A block in which the main thread may wait, in `what`. Lines are not traced there: it is a call of torch's, which
-        may import a thousand modules."""
+        """A block in which the main thread may wait, in `what`. Lines are not traced there: it is a call of torch's,
+        which may import a thousand modules."""
         trace = sys.gettrace() if self.traced else None
         if trace:
             sys.settrace(None)

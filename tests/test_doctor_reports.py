@@ -152,7 +152,8 @@ optimizer = """, UPDATE, UPDATE + """
         for name, one in model.named_parameters():
             if name in average:
                 average[name].lerp_(one.detach(), 0.1)
-""", "    plain.eval()\n", "    shown.load_state_dict(average)\n    shown.eval()\n", "(plain(x) - y)", "(shown(x) - y)"),
+""", "    plain.eval()\n", "    shown.load_state_dict(average)\n    shown.eval()\n",
+        "(plain(x) - y)", "(shown(x) - y)"),
     "a rate drawn on each rank": ("lr=0.1)", "lr=0.1 + rank / 100)"),
     "a sum of all by the count of one": (SUMS, "    dist.all_reduce(sums[:1])\n"),
     "unscaled twice": (MAKE, MAKE + "scaler = torch.amp.GradScaler('cpu')\n", BACK, "        "
