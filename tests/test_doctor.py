@@ -404,7 +404,7 @@ def test_the_installed_tool_runs_from_any_folder(tmp_path):
 
 
 def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exists():
-    listed = re.findall(r"`(\w+)`", README.partition("## What it sees")[2].partition("[CASES")[0])
+    listed = re.findall(r"`(\w+)`", README.partition("## The eight laws")[2].partition("[CASES")[0])
     assert sorted(listed) == sorted(known()), "doctor/README.md: the findings"
     assert {name for message in read_messages() for name in (message.doctor, *message.leads)} <= {"", *known()}
     assert runner.run(0, "doctor", "--version", script="-m").stdout == f"ddp-doctor {__version__}\n"
