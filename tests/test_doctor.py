@@ -349,7 +349,7 @@ def test_a_hang_is_bounded_and_both_places_are_named(tmp_path):
     assert time.monotonic() - begin < 60 and done.returncode == 1 and names == ["parted"]
     finding = findings(tmp_path)[0]
     assert finding["where"].endswith("my_train.py:5") and finding["law"] == 6  # the branch
-    assert re.search(r"Rank 0: .*in `barrier` at \S*my_train.py:7.*rank 1: .*at \S*my_train.py:6", finding["seen"])
+    assert re.search(r"Rank 0: .*in `barrier` at \S*my_train.py:7.*Rank 1: .*at \S*my_train.py:6", finding["seen"])
 
 
 def test_a_rank_that_works_while_the_others_wait_is_no_hang(tmp_path):
