@@ -1,10 +1,10 @@
-"""Watch a training while it runs, and report its mistakes.
+"""Watch a training while it runs, and report which laws of data-parallel training it breaks.
 
     torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
 
-The script runs unchanged (visit.py). Hooks at the public seams of torch (seams.py) note what each rank does, in its
-diary (diary.py). At the end, or when the script fails or stalls, the ranks put their diaries together (exchange.py).
-Detectors (detectors.py) look for mistakes in the diaries, and the report (findings.py) names them. This folder needs
+The script runs unchanged (runner.py). Hooks on torch's public functions (hooks.py) write what each rank does into its
+event log (log.py). At the end, or when the script fails or stalls, the ranks put their records together (store.py).
+Eight laws (laws.py) are judged on these, and the report (report.py) says which are broken, where. This folder needs
 torch, and nothing of the course: copy it, and call `python -m doctor`.
 """
 

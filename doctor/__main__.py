@@ -5,6 +5,7 @@ models that drift apart, and more. Each was observed, not guessed.
     torchrun --nproc_per_node=2 -m doctor --steps 50 --json found.json my_train.py --epochs 2
     torchrun --nproc_per_node=2 --no-python ddp-doctor my_train.py     the same, after `pip install ./doctor`
     ddp-doctor --explain same_data                                     what a finding means, and its repair
+    python -m doctor --scale my_train.py                               the scale of its gradients on 2 and 3 ranks
     python -m doctor --pretend 128x8 my_train.py --epochs 1            as a few ranks of 128 nodes, on one CPU
     torchrun --nproc_per_node=2 -m doctor --film run.html my_train.py  no report: a film, to step through rank by rank
     python -m doctor --film run.html                                   merges what killed ranks have left
@@ -18,16 +19,23 @@ input. torchrun makes 1 of each that is not 0.
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
-from . import __version__, visit
-from .explain import Explain
+from . import __version__, runner
+from .report import Explain
 
 
-def arguments():
-    parser = argparse.ArgumentParser("python -m doctor", description=__doc__, allow_abbrev=False,
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"doctor: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def arguments() -> argparse.Namespace:
+    parser = Parser("python -m doctor", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda line: sys.exit(print(f"doctor: error: {line}", file=sys.stderr) or 2)
     parser.add_argument("--version", action="version", version=f"ddp-doctor {__version__}")
     parser.add_argument("--explain", nargs="?", action=Explain, metavar="NAME",
                         help="say what a finding means, how to look, and its repair; without a name, list all findings")
@@ -36,6 +44,10 @@ def arguments():
                         "https://ui.perfetto.dev opens, FILE.html a page of its own. All ranks must see its folder")
     parser.add_argument("--steps", type=steps, metavar="N", help="end after N updates of the weights; with --film, "
                         "record only these steps: 3:8 are 3 to 7, 8 is 0 to 7")
+    parser.add_argument("--lines", action="store_true", help="trace the script's lines to the end: it takes "
+                        "longer, and names the line at which ranks went different ways, however late")
+    parser.add_argument("--scale", action="store_true", help="run it on 2 and on 3 ranks, without torchrun: does "
+                        "the scale of its gradients depend on their number?")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when no rank has moved for S seconds; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
@@ -55,6 +67,8 @@ def arguments():
         film_options(parser, args)
     elif args.steps and args.steps.start:
         parser.error("--steps: a first step is for --film")
+    if args.scale and (args.film or args.pretend):
+        parser.error("--scale goes alone")
     if (args.alpha or args.beta) and not (args.pretend and args.alpha and args.beta):
         parser.error("--alpha and --beta go together, with --pretend")
     if args.json:
@@ -64,7 +78,7 @@ def arguments():
     return args
 
 
-def written_to(parser, option, path):
+def written_to(parser: argparse.ArgumentParser, option: str, path: Path) -> Path:
     """The path of a file that is to be written, from the root: the script may go to another folder."""
     path = path.resolve()
     if not path.parent.is_dir():
@@ -76,7 +90,7 @@ def written_to(parser, option, path):
     return path
 
 
-def film_options(parser, args):
+def film_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.film.suffix not in (".json", ".html"):
         parser.error(f"--film {args.film}: name a file that ends with .json or .html")
     if args.json or args.pretend:
@@ -86,7 +100,7 @@ def film_options(parser, args):
         parser.error(f"--film {args.film}: no rank has left anything there; name a script")
 
 
-def steps(text):
+def steps(text: str) -> range:
     """A range of steps: 8 is 0 to 7, 3:8 is 3 to 7."""
     first, _, end = text.rpartition(":")
     try:
@@ -98,31 +112,34 @@ def steps(text):
     return chosen
 
 
-def positive(kind):
-    def number(text):
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
         if not kind(text) > 0:
             raise argparse.ArgumentTypeError(f"{text} is not a positive number")
         return kind(text)
     return number
 
 
-def job(text):
+def job(text: str) -> tuple[int, int]:
     nodes, _, gpus = text.partition("x")
     if not (nodes.isdecimal() and gpus.isdecimal() and int(nodes) * int(gpus) > 1):
         raise argparse.ArgumentTypeError(f"{text} is no job: 128x8 is 128 nodes with 8 GPUs each")
     return int(nodes), int(gpus)
 
 
-def main():
+def main() -> None:
     args = arguments()
     if args.film:
         from . import film
         sys.exit(film.script(args))
     args.steps = args.steps and args.steps.stop
+    if args.scale:
+        from . import scale
+        sys.exit(scale.compare(args))
     if args.pretend:
         from . import pretend
         sys.exit(pretend.examine(args))
-    sys.exit(visit.script(args))
+    sys.exit(runner.script(args))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Each rank is a child process with torchrun's environment, a group of torch's fake backend (private:
 torch.testing._internal.distributed.fake_pg), and GPUs that are pretended: what goes to one stays on the CPU. Of each
-DataLoader it reads a few batches. The seams note what the rank does, as in a real run, and the rest is noted here.
+DataLoader it reads a few batches. The hooks note what the rank does, as in a real run, and the rest is noted here.
 """
 
 import contextlib
@@ -41,9 +41,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from . import at_scale, findings, seams
-from .diary import where
-from .visit import PACKAGE, Visit
+from . import at_scale, report
+from .hooks import Hooks
+from .log import where
+from .runner import PACKAGE, Runner
 
 BATCHES = 3  # of a pass over a DataLoader, unless --steps says it
 UPDATES = 100  # after so many, a rank that knows no end is ended
@@ -67,9 +68,9 @@ class Nothing(contextlib.nullcontext):
 class GPUs(TorchFunctionMode):
     """What is meant for a GPU stays on the CPU. `last`: the number of the GPU that was asked for, if any."""
 
-    def __init__(self, diary, count):
+    def __init__(self, log, count):
         super().__init__()
-        self.diary, self.count, self.current, self.last = diary, count, 0, None
+        self.log, self.count, self.current, self.last = log, count, 0, None
 
     def visible(self):
         """A script may show itself some of them."""
@@ -99,7 +100,7 @@ class GPUs(TorchFunctionMode):
         self.last = self.current if index is None else index
         self.current = self.last if choose else self.current
         if not 0 <= self.last < self.visible():
-            self.diary.once("no_such_gpu", where=where(), number=self.last, gpus=self.visible())
+            self.log.once("no_such_gpu", where=where(), number=self.last, gpus=self.visible())
         return torch.device("cpu")
 
     def install(self):
@@ -132,9 +133,9 @@ class GPUs(TorchFunctionMode):
 class Wire(TorchDispatchMode):
     """What a rank sends, whoever calls it. `now`: {(collective, its ranks, their nodes): [bytes of each]} of a step."""
 
-    def __init__(self, diary, gpus):
+    def __init__(self, log, gpus):
         super().__init__()
-        self.diary, self.gpus, self.now = diary, gpus, {}
+        self.log, self.gpus, self.now = log, gpus, {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(hasattr(kind, "full_tensor") for kind in types):
@@ -153,16 +154,16 @@ class Wire(TorchDispatchMode):
         name = next((known for part, (known, _) in at_scale.RINGS.items() if part in name.replace("_", "")), name)
         self.now.setdefault((name, len(ranks), len({rank // self.gpus for rank in ranks})), []).append(size)
         if len(tensors) == len(ranks) > 2 and size >= LARGE:
-            self.diary.once("list", where=where(), what=name, tensors=len(tensors), bytes=size)
+            self.log.once("list", where=where(), what=name, tensors=len(tensors), bytes=size)
 
 
-class Rank(Visit):
-    """A visit that leaves its diary in a folder, for the report that compares the ranks."""
+class Rank(Runner):
+    """A runner that leaves its record in a folder, for the report that compares the ranks."""
 
     def __init__(self, folder, args, rank, nodes, gpus, heard):
         self.place = SimpleNamespace(rank=rank, ranks=nodes * gpus, node=rank // gpus, gpus=gpus)
         self.folder, self.heard, self.given = folder, heard, []
-        self.hooks, self.schedulers, self.highest = WeakKeyDictionary(), {}, 0.0
+        self.comm_hooks, self.schedulers, self.highest = WeakKeyDictionary(), {}, 0.0
         os.environ |= {name: str(value) for name, value in {  # torchrun's; the store of its agent is not there
             "RANK": rank, "LOCAL_RANK": rank % gpus, "WORLD_SIZE": nodes * gpus, "LOCAL_WORLD_SIZE": gpus,
             "GROUP_RANK": rank // gpus, "GROUP_WORLD_SIZE": nodes, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": nodes * gpus,
@@ -173,11 +174,11 @@ class Rank(Visit):
         sys.argv, sys.path[0] = [str(args.script), *args.options], str(args.script.resolve().parent)
         sys.path.append(PACKAGE)
         torch.set_num_threads(1)
-        self.replace()  # before the seams, which note what is called
+        self.replace()  # before the hooks, which note what is called
         super().__init__(args, folder / "statuses")
-        self.exchange.join_group = always(None)  # there is nobody to meet
-        self.gpus, self.wire = GPUs(self.diary, gpus), Wire(self.diary, gpus)
-        self.seams.device = lambda _: self.diary.note(
+        self.store.join_group = always(None)  # there is nobody to meet
+        self.gpus, self.wire = GPUs(self.log, gpus), Wire(self.log, gpus)
+        self.hooks.device = lambda _: self.log.note(
             "device", device="cpu" if self.gpus.last is None else f"cuda:{self.gpus.last}", gpu=self.gpus.last,
             visible=self.gpus.visible(), host=socket.gethostname())
         self.gpus.install()
@@ -209,7 +210,7 @@ class Rank(Visit):
 
         def all_gather_object(object_list, obj, group=None):
             gather(object_list, obj, group)
-            self.diary.once("unknown", what="all_gather_object", where=where())
+            self.log.once("unknown", what="all_gather_object", where=where())
             theirs, own = self.exchanged("all_gather_object", obj), dist.get_rank(group)
             object_list[:] = [obj if number == own else theirs for number in range(len(object_list))]
 
@@ -218,7 +219,7 @@ class Rank(Visit):
             object_list[:] = mine if src == place.rank else theirs
 
         DistributedDataParallel.__init__ = init_ddp
-        DistributedDataParallel.register_comm_hook = lambda model, state, hook: self.hooks.update(
+        DistributedDataParallel.register_comm_hook = lambda model, state, hook: self.comm_hooks.update(
             {model: lambda bucket: hook(state, bucket)})
         DeviceMesh.__init__ = lambda self, device_type, *args, **given: mesh(self, "cpu", *args, **given)
         for module in (dist, dist.distributed_c10d, sys.modules[DeviceMesh.__module__]):
@@ -234,7 +235,7 @@ class Rank(Visit):
         socket.gethostbyname = lambda name: f"10.0.{place.node >> 8}.{place.node & 255}" if name == host else (
             look_up(name))
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
-            kind.__init__ = seams.Seams.before(None, kind.__init__, lambda scheduler, *_, **__: (
+            kind.__init__ = Hooks.before(None, kind.__init__, lambda scheduler, *_, **__: (
                 self.schedulers.setdefault(scheduler, where())))
 
     def meets(self, url, rank=-1, world_size=-1):
@@ -243,7 +244,7 @@ class Rank(Visit):
             url = f"tcp://{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
         rank, ranks = (int(env[name] if given in (-1, None) else given)
                        for name, given in (("RANK", rank), ("WORLD_SIZE", world_size)))
-        self.diary.note("meets", where=where(), at=url.removeprefix("tcp://"), rank=rank, ranks=ranks)
+        self.log.note("meets", where=where(), at=url.removeprefix("tcp://"), rank=rank, ranks=ranks)
 
     def exchanged(self, name, mine):
         """The object that rank 0 gave to this call; `mine` where that is not known."""
@@ -252,13 +253,13 @@ class Rank(Visit):
         if [heard for heard, _ in self.heard[number:number + 1]] == [name]:
             return pickle.loads(self.heard[number][1])
         if self.place.rank:
-            self.diary.once("unknown", what=name, where=where())
+            self.log.once("unknown", what=name, where=where())
         return mine
 
     def reduce(self, model, bucket):
         """DDP's gradients come back as they were sent."""
-        if model in self.hooks:
-            self.hooks[model](bucket)  # a hook of the script's: its messages are counted, its result never comes
+        if model in self.comm_hooks:
+            self.comm_hooks[model](bucket)  # a hook of the script's: its messages are counted, its result never comes
         else:
             self.wire.sent("allreduce", [bucket.buffer()], model.process_group)
         future = torch.futures.Future()
@@ -271,7 +272,7 @@ class Rank(Visit):
             if not isinstance(loader.dataset, IterableDataset):
                 batches = len(loader)
                 shard = len(loader.sampler) if loader.batch_sampler is not None else batches
-                self.diary.once("plan", where=where(), batches=batches, batch=loader.batch_size, shard=shard,
+                self.log.once("plan", where=where(), batches=batches, batch=loader.batch_size, shard=shard,
                                 share=batches * loader.batch_size if loader.drop_last else shard,
                                 images=len(loader.dataset), drops=loader.drop_last)
             few = batches is None or batches > self.args.batches
@@ -279,7 +280,7 @@ class Rank(Visit):
         return begin
 
     def forward(self, *_):
-        if self.seams.depth == 1 and not self.diary.steps and not self.diary.backwards:
+        if self.hooks.depth == 1 and not self.log.steps and not self.log.backwards:
             self.wire.now = {}  # the first step begins: what made the model is not its own
 
     def updated(self, optimizer, *_):
@@ -289,7 +290,7 @@ class Rank(Visit):
         states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
         rate = float(optimizer.param_groups[0]["lr"])
         self.highest = max(self.highest, rate)
-        self.diary.note("update", most=20, sent=sent, where=where(), optimizer=id(optimizer), rate=rate,
+        self.log.note("sent", most=20, sent=sent, where=where(), optimizer=id(optimizer), rate=rate,
                         weights=at_scale.held(parameters), states=at_scale.held(states),
                         gradients=at_scale.held([each.grad for each in parameters if each.grad is not None]))
 
@@ -305,32 +306,32 @@ class Rank(Visit):
                     scheduler.step()
                     rates.append(float(scheduler.optimizer.param_groups[0]["lr"]))
             if max(rates) > 1.001 * rates[0]:
-                self.diary.note("rises", where=line, until=made + rates.index(max(rates)), rate=max(rates),
-                                each="update" if made >= self.diary.steps else "epoch")
+                self.log.note("rises", where=line, until=made + rates.index(max(rates)), rate=max(rates),
+                                each="update" if made >= self.log.steps else "epoch")
 
-    def tell(self, diaries):
+    def tell(self, records):
         if self.place.rank == 0:
             warnings.simplefilter("ignore")  # nothing is trained any more
             self.rising()
-        (self.folder / "diary").write_text(json.dumps(self.diary.pages(), default=str))
+        (self.folder / "record").write_text(json.dumps(self.log.record()))
         (self.folder / "given").write_bytes(pickle.dumps(self.given))
         return 0
 
 
 def be_rank(folder, *given):
     """The child process. Rank 0's output is shown, that of the others is kept."""
-    visit = Rank(folder, *given)
-    if visit.place.rank or visit.place.ranks == 1:
+    runner = Rank(folder, *given)
+    if runner.place.rank or runner.place.ranks == 1:
         said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1)
         os.dup2(said, 2)
-    visit.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+    runner.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
     sys.stdout.flush()
-    visit.leave(0)
+    runner.leave(0)
 
 
 def run(args, rank, nodes, gpus, heard=()):
-    """The diary of a rank, run in a child process. `heard`: what rank 0 gave to collectives of objects."""
+    """The record of a rank, run in a child process. `heard`: what rank 0 gave to collectives of objects."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         (folder / "statuses").mkdir()
@@ -342,11 +343,11 @@ def run(args, rank, nodes, gpus, heard=()):
             if child.is_alive():
                 end()
                 child.join(5)
-        diary = {"rank": rank, "said": (folder / "said").read_text() if (folder / "said").exists() else ""}
-        if (folder / "diary").exists():
-            diary |= json.loads((folder / "diary").read_text())
-            diary["given"] = pickle.loads((folder / "given").read_bytes())
-        return diary
+        record = {"rank": rank, "said": (folder / "said").read_text() if (folder / "said").exists() else ""}
+        if (folder / "record").exists():
+            record |= json.loads((folder / "record").read_text())
+            record["given"] = pickle.loads((folder / "given").read_bytes())
+        return record
 
 
 def examine(args):
@@ -362,5 +363,5 @@ def examine(args):
         runs[rank] = run(args, rank, nodes, gpus, runs[0].get("given", ())) if again else early
     alone = run(args, 0, 1, 1)
     sys.stderr.write(next((runs[rank]["said"] for rank in chosen if at_scale.failed(runs[rank])), ""))
-    report = at_scale.compared([runs[rank] for rank in chosen], early, alone, args)
-    return int(findings.publish(report, args.json) > 0 or all(at_scale.failed(runs[rank]) for rank in chosen))
+    said = at_scale.compared([runs[rank] for rank in chosen], early, alone, args)
+    return int(report.publish(said, args.json) > 0 or all(at_scale.failed(runs[rank]) for rank in chosen))

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import textwrap
+from typing import Any
 
 from .table import ROOT, TABLE, Entry, Message, hangs, read_messages, read_table
 
@@ -89,8 +90,9 @@ def markdown(rows):
 # ---- for the doctor, and for the site's search ---------------------------------------------------------------
 
 
-def doctors_entries() -> dict[str, dict[str, str]]:
-    """{finding of the doctor: {"link": its entry, "look": how to see it}}"""
+def doctors_entries() -> dict[str, dict[str, Any]]:
+    """{finding of the doctor: {"link": its entry, "look": how to see it, "usually": the titles of all entries that lead
+    to it, if they are several; where an error's message "says" it: "why" and "repair", too}}"""
     cited = dict(re.findall(r'^(version|repository-code): "(.+)"', (ROOT / "CITATION.cff").read_text(), re.M))
     page = f"{cited['repository-code']}/blob/v{cited['version']}/TROUBLESHOOTING.md#"
     entries = {}
@@ -98,8 +100,17 @@ def doctors_entries() -> dict[str, dict[str, str]]:
     for name, message in [*reversed(of_findings), *read_table().items()]:  # the entry of the same name, else the first
         link = (f"{page}{message.anchor}" if page.startswith("https://github.com/") else
                 f"TROUBLESHOOTING.md, entry {message.number}")
-        entries[name] = {"link": link, "look": re.sub(r"\[(.+?)\]\(.+?\)", r"\1", message.tool)}
+        entries[name] = {"link": link, "look": plain(message.tool)}
+        if message.says and name in (message.doctor, getattr(message, "name", "")):
+            entries[name] |= {"says": message.says, "why": plain(message.why), "repair": plain(message.repair)}
+        titles = [other.title for known, other in of_findings if known == name]
+        entries[name] |= {"usually": titles} if len(titles) > 1 else {}
     return dict(sorted(entries.items()))
+
+
+def plain(text: str) -> str:
+    """Markdown without its links."""
+    return re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text)
 
 
 def searched(message: Message) -> list[str]:

@@ -33,6 +33,7 @@ class Message:
     repair: str
     silent: bool = False
     source: str = ""
+    says: str = ""
     doctor: str = ""
     leads: tuple = ()
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests import runner
 from tests.test_doctor import SOON, changed, doctor, findings, written
-from tests.test_doctor_sound import SEED, SUMS, UPDATE
+from tests.test_doctor_sound import BACK, LOOP, MAKE, SAMPLER, SEED, SUMS, UPDATE
 
 BEFORE_LOOP = "for epoch in range(2):"
 WRAP = "DistributedDataParallel(plain)"
@@ -133,10 +133,62 @@ sampler = """, "DistributedSampler(images)", "Shares()", "    sampler.set_epoch(
                                   + BEFORE_LOOP),
     "gradients kept on one rank": ("        optimizer.zero_grad()\n", "        if rank == 0 or epoch == 0:\n"
                                    "            optimizer.zero_grad()\n"),
+    "rank 0 stays in eval": ("    model.train()\n", "    if rank or not epoch:\n        model.train()\n"),
+    "a resume that skips in each epoch": ("range(2)", "range(3)", "for x, y in loader:\n", "for number, (x, y) in "
+                                          "enumerate(loader):\n        if number < 2:\n            continue\n"),
+    "a resume that counts from 0": ("range(2)", "[0, 1, 0, 1]"),
+    "epochs without a batch": (SAMPLER, """class Resumable(DistributedSampler):
+    done = 0
+    def __iter__(self):
+        for index in list(super().__iter__())[self.done:]:
+            self.done += 1
+            yield index
+sampler = Resumable(images)
+"""),
+    "an average that never moves": ("optimizer = ", """
+average = {name: one.detach().clone() for name, one in plain.named_parameters()}
+shown = __import__('copy').deepcopy(plain)
+optimizer = """, UPDATE, UPDATE + """
+        for name, one in model.named_parameters():
+            if name in average:
+                average[name].lerp_(one.detach(), 0.1)
+""", "    plain.eval()\n", "    shown.load_state_dict(average)\n    shown.eval()\n",
+        "(plain(x) - y)", "(shown(x) - y)"),
+    "a rate drawn on each rank": ("lr=0.1)", "lr=0.1 + rank / 100)"),
+    "a sum of all by the count of one": (SUMS, "    dist.all_reduce(sums[:1])\n"),
+    "unscaled twice": (MAKE, MAKE + "scaler = torch.amp.GradScaler('cpu')\n", BACK, "        "
+                       "scaler.scale(loss).backward()\n        scaler.unscale_(optimizer)\n", UPDATE, """
+        if x.mean() > 9:
+            scaler.step(optimizer)
+            scaler.update()
+"""),
+    "a patience used up by ranks": ("range(2)", "range(4)", "sampler = ", "scheduler = torch.optim.lr_scheduler."
+        "ReduceLROnPlateau(optimizer)\nsampler = ", SUMS, SUMS + "    for _ in range(ranks):\n"
+        "        scheduler.step(sums[0])\n"),
+    "a folder made by rank 0 alone": (BEFORE_LOOP, "import os, time\nif rank == 0:\n    time.sleep(1)\n    os.makedirs("
+        "__file__ + '.d')\ntorch.save(0, f'{__file__}.d/{rank}')\n" + BEFORE_LOOP),
+    "float32 meets float64": (*SOON, SUMS, "    dist.all_reduce(sums.double() if rank else sums)\n"),
+    "a batch_sampler that nobody tells": ("loader = DataLoader(images, 5, sampler=sampler)", """
+class Batches:
+    epoch = 0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __iter__(self):
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(self.epoch)).view(-1, 5)
+        return iter(order[rank::ranks].tolist())
+loader = DataLoader(images, batch_sampler=Batches())"""),
+    "each rank stops at its own figure": (*SOON, LOOP, """    for x, y in loader:
+        for again in range(3):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            if again >= rank:
+                break
+"""),
 }
 
 
-RARE = {"a stream that workers share", "workers that persist"}  # their loaders need a launcher that forks nothing
+RARE = {"a stream that workers share", "workers that persist", "a world of one"}  # these need torchrun
 SAID = dict(re.findall(r"^\| \[.*\]\(https://.*\): (.*) \| (.*) \| (?:named|found|missed) \|$",
                        (runner.ROOT / "doctor" / "CASES.md").read_text(), re.M))
 

@@ -381,6 +381,29 @@ model = parallelize_module(plain, mesh, {"0": ColwiseParallel(), "2": RowwisePar
             one.data = old
         optimizer.step()
 """),
+    "two backwards a step, weights moved and moved back": (LOOP, """    for x, y in loader:
+        optimizer.zero_grad()
+        with model.no_sync():
+            (model(x) - y).square().mean().backward()
+        moved = [0.05 * one.grad for one in plain.parameters()]
+        for one, way in zip(plain.parameters(), moved, strict=True):
+            one.data += way
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        for one, way in zip(plain.parameters(), moved, strict=True):
+            one.data -= way
+        optimizer.step()
+"""),
+    "an owner of the update": (UPDATE, """        if rank == 0:
+            optimizer.step()
+        for one in plain.parameters():
+            dist.broadcast(one.data, 0)
+"""),
+    "noise that rank 0 draws for all": (LOSS, """
+        noise = torch.randn_like(x) if rank == 0 else torch.empty_like(x)
+        dist.broadcast(noise, 0)
+        loss = (model(x + noise) - y).square().mean()
+"""),
     "several losses": (NET, TASKS, LOSS + "        optimizer.zero_grad()\n" + BACK, """        optimizer.zero_grad()
         for task in range(2):
             with model.no_sync():
@@ -506,7 +529,8 @@ def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
 @pytest.mark.parametrize("name", runner.sampled(ASKED, 2))
 def test_what_may_be_right_is_a_question(name, tmp_path):
     expected, *parts = ASKED[name]
-    doctor(2, written(tmp_path, changed(parts)), folder=tmp_path)
+    start = runner.torchrun if expected == "no_group" else runner.run
+    doctor(2, written(tmp_path, changed(parts)), folder=tmp_path, start=start)
     assert [(one["name"], one["level"]) for one in findings(tmp_path)] == [(expected, "worth a "
     "look")], findings(tmp_path)
 
@@ -516,10 +540,10 @@ def test_what_is_kept_of_the_samples_is_bounded(tmp_path):
     longer = ("    part = TensorDataset(*images[:epoch + 20])\n"
               "    loader = DataLoader(part, 5, sampler=DistributedSampler(part))\n    model.train()\n")
     text = changed(("range(2)", "range(30)", "    model.train()\n", longer))
-    text = "from doctor import diary, seams\nseams.MOST = 300\n" + text + """
+    text = "from doctor import hooks, log\nhooks.MOST = 300\n" + text + """
 import gc
-(kept,) = (one for one in gc.get_objects() if type(one) is diary.Diary)
-print("kept", sum(len(read["indices"] or ()) for read in kept.facts["pass"]))
+(kept,) = (one for one in gc.get_objects() if type(one) is log.Log)
+print("kept", sum(len(read["indices"] or ()) for read in kept.record()["events"]["pass"]))
 """
     done, _ = doctor(1, written(tmp_path, text), folder=tmp_path)
     assert 200 < int(done.stdout.split("kept ")[1]) <= 300 and "More samples were drawn than are kept" in done.stderr

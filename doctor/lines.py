@@ -1,0 +1,100 @@
+"""The lines of the user's files that a rank executes, for the point at which ranks went different ways.
+
+They go into the log's stream, between the collectives, backwards and updates: DEPTH * depth + FILE * file + line.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from .log import Log, relative, theirs
+
+FILE, DEPTH = 10**6, 10**9
+FREE, SHARE = 0.5, 0.02  # tracing may take this many seconds, or this share of the time; then it ends
+CALL, LINE, MONITORED = 4e-7, 1.2e-6, 5e-7  # seconds: sys.settrace of a call and of a line, sys.monitoring of a line
+
+
+class Lines:
+    """Traces this thread from now on. `always`: to the end, whatever it costs."""
+
+    def __init__(self, log: Log, always: bool):
+        self.log, self.always, self.depth, self.spent = log, always, 0, 0.0
+        self.end = self.monitor(sys.monitoring) if hasattr(sys, "monitoring") else self.trace()
+
+    def number(self, code: CodeType) -> int:
+        number, new = self.log.number_of(code.co_filename)
+        if new:
+            self.log.note("file", number=number, path=relative(code.co_filename), whole=code.co_filename)
+        return number
+
+    def keep(self, code: CodeType, line: int) -> None:
+        self.log.stream.append(DEPTH * min(self.depth, 999) + FILE * (self.number(code) % 1000) + line)
+        if not self.always and self.spent > max(FREE, SHARE * (time.monotonic() - self.log.began)):
+            self.log.note("untraced", step=self.log.steps)
+            self.end()
+
+    def trace(self) -> Callable[[], None]:
+        """Trace by sys.settrace, and return what ends it. A debugger, or coverage, keeps it."""
+        on = sys.gettrace() is None
+
+        def called(frame: FrameType, *_: Any) -> Any:
+            self.spent += CALL
+            if not theirs(frame.f_code.co_filename):
+                return None
+            self.depth += 1
+            return line
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            if event == "line" and on:
+                self.spent += LINE
+                self.keep(frame.f_code, frame.f_lineno)
+            elif event == "return":
+                self.depth -= 1
+            return line if on else None
+
+        def end() -> None:
+            nonlocal on
+            on = self.log.traced = False
+            sys.settrace(None)
+
+        if on:
+            self.log.traced = True
+            sys.settrace(called)
+        return end
+
+    def monitor(self, monitoring: Any) -> Callable[[], None]:
+        """The same by sys.monitoring, from Python 3.12 on: only code of the user's is told of, so it costs little."""
+        events, tool = monitoring.events, monitoring.PROFILER_ID
+        if monitoring.get_tool(tool) is not None:
+            return lambda: None
+
+        def began(code: CodeType, _: int) -> Any:
+            if not theirs(code.co_filename):
+                return monitoring.DISABLE
+            self.depth += 1
+            monitoring.set_local_events(tool, code, events.LINE)
+            return None
+
+        def left(code: CodeType, *_: Any) -> Any:
+            if not theirs(code.co_filename):
+                return None
+            self.depth -= 1
+            return None
+
+        def line(code: CodeType, number: int) -> None:
+            self.spent += MONITORED
+            self.keep(code, number)
+
+        def end() -> None:
+            monitoring.set_events(tool, 0)
+            monitoring.register_callback(tool, events.LINE, None)
+
+        monitoring.use_tool_id(tool, "doctor")
+        for event, function in ((events.PY_START, began), (events.PY_RESUME, began), (events.PY_RETURN, left),
+                                (events.PY_YIELD, left), (events.PY_UNWIND, left), (events.LINE, line)):
+            monitoring.register_callback(tool, event, function)
+        monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD
+                              | events.PY_UNWIND)
+        return end
