@@ -61,7 +61,7 @@ class Film:
         self.touched = time.monotonic()
         self.calls, self.open = 0, {}  # messages so far; op_id of torch's hooks: ours
         self.of_work = weakref.WeakKeyDictionary()
-        self.held: dict[int, dist.Work] = {}  # sends and receipts: their ends are known when somebody waits
+        self.held: dict[int, dist.Work] = {}  # what is under way
         self.models, self.loss, self.vectors = [], None, {}
         self.gradients, self.by_hand, self.due = {}, True, False  # by_hand: there is no optimizer
         self.write(k="head", rank=self.rank, ranks=self.world_size, host=host(), run=run_id(), pid=self.pid,
@@ -170,15 +170,15 @@ class Film:
         if number is None or work is None:
             return
         self.of_work[work] = number
-        if call.name.name in ("SEND", "RECV"):  # a second wait for these hangs
-            self.held[number] = work  # else Python makes another object of it for the script, unknown to of_work
-        else:
+        self.held[number] = work  # else Python makes another object of it for the script, unknown to of_work
+        if call.name.name not in ("SEND", "RECV"):  # a second wait for these hangs
             try:
                 work.get_future().then(functools.partial(self.done, number))
             except RuntimeError:  # gloo's reduce_scatter has no future: its end is known when somebody waits
                 return
 
     def done(self, number, _=None) -> None:
+        self.held.pop(number, None)
         self.pending.append(json.dumps({"k": "done", "id": number, "t": now()}))
 
     def waiting(self, wait):
@@ -189,7 +189,6 @@ class Film:
                 return wait(work, *args, **options)
             finally:
                 if self.on and number:
-                    self.held.pop(number, None)
                     self.done(number)
                     self.keep(k="span", lane="wait", name="wait", t=begin, d=now() - begin, step=self.step)
         return waited

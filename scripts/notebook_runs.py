@@ -29,6 +29,7 @@ from course import processes, twins
 
 EXECUTED = Path("build/notebooks")
 MARK = uuid.uuid4().hex  # finds what a notebook left running
+BURIED = 5  # seconds that all of a notebook's processes have to end
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans become children of this program
 
 
@@ -97,9 +98,11 @@ def of_others():
         user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     except FileNotFoundError:
         return None
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans count as ours once they are buried
-            pass
+    give_up = time.monotonic() + BURIED
+    with suppress(ChildProcessError):  # there is no child any more
+        while time.monotonic() < give_up:  # orphans count as ours once they are buried; large ones take a while to end
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(0.05)
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
     return busy - sum(used.ru_utime + used.ru_stime for used in own)

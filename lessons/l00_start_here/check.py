@@ -14,10 +14,10 @@ from lessons.start.ours.hello import my_hello
     "and what does a rank know that the others do not?",
     mistakes={
         "Every rank has to say hello: print that without a condition.":
-            mistake(my_hello, {'    print("hello': '    if rank == 0:\n        print("hello'}),
-        "Print the number of this rank, `rank`.": mistake(my_hello, {'hello from rank", rank': 'hello from rank", 0'}),
+            mistake(my_hello, {'    print(f"hello': '    if rank == 0:\n        print(f"hello'}),
+        "Print the number of this rank, `rank`.": mistake(my_hello, {"rank {rank}": "rank 0"}),
         "Ranks are counted from 0. Print the number as it is.":
-            mistake(my_hello, {'hello from rank", rank': 'hello from rank", rank + 1'}),
+            mistake(my_hello, {"rank {rank}": "rank {rank + 1}"}),
         "Every rank runs all your lines, unless a condition says which rank does: rank 0 alone.":
             mistake(my_hello, {"if rank == 0": "if True"}),
         "Let rank 0 print the number of ranks, `world_size`.":

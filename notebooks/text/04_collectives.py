@@ -346,15 +346,16 @@ lesson.table(show.small_table(race))
 # KiB it sends all of a ring's messages, twice over. The star sends six. Each of these messages has next to no bytes, and
 # costs a wait for a core all the same.
 #
-# **And why is it faster than the star with 4 MiB?**
+# **And with 4 MiB?**
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.large_table(race))
 
 # %% [markdown]
 # Now the copies and the sums are the work. In the star about half of all of it is one rank's, and the others wait for
-# that rank: one of the two cores has little to do. In PyTorch's ring each of four ranks has about a quarter, so both
-# cores work. It also adds one piece while it sends another.
+# that rank. In a ring each of four ranks has about a quarter, but all ranks together compute more. On two cores the one
+# makes up for the other. With a core for each rank the ring's four quarters could run at the same time, and the star's
+# centre would still do its half alone.
 #
 # ## One call, made by all ranks
 #

@@ -2,6 +2,6 @@
 
 
 def my_hello(rank, world_size):
-    print("hello from rank", rank)
+    print(f"hello from rank {rank}", flush=True)
     if rank == 0:
-        print("world size", world_size)
+        print(f"world size {world_size}", flush=True)
