@@ -298,6 +298,7 @@ def record(args) -> None:
     sys.path.insert(0, str(Path(args.program).resolve().parent))
     with Recorder(after_update) as recorder:
         runpy.run_path(args.program, run_name="__main__")
+    shortcuts.exit_now()  # a thread of gloo may abort a process that takes its time to end
 
 
 def numbers(text: str) -> list[int]:

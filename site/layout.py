@@ -39,7 +39,7 @@ ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
 CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
-DAY, JOB = ("00", "05", "06", "12"), ("03", "07", "08", "10", "11", "12")  # ways through the lessons
+DAY, JOB = ("00", "03", "05", "06", "07"), ("03", "07", "08", "10", "11", "12")  # ways through the lessons
 
 CARD = """::::{{container}} lesson
 {picture}

@@ -20,7 +20,7 @@ from tests import runner
 pytestmark = pytest.mark.browser
 NOTEBOOK, TWIN = "notebooks/00_start_here.ipynb", "notebooks/text/00_start_here.py"
 OWN = "my-notebooks/00_start_here.ipynb"
-QUICKER = {"samples = 10_000": "samples = 640", "epochs = 6 ": "epochs = 2 ", "tested = 5_000": "tested = 100"}
+QUICKER = {"images = 6144 ": "images = 768 ", "epochs = 6 ": "epochs = 2 "}
 
 
 def quicker(text):

@@ -34,7 +34,6 @@ LONGEST = 60  # seconds that a wait may last
 
 def measure_join(join, context):
     """What join() gives on this rank, and with which timeout; what leave() leaves; and what join() gives alone."""
-    leave = getattr(join, "__globals__", vars(join_part))["leave"]  # it stands in the same file
     port = context.gather("port", free_port())[0]
     variables = {"RANK": str(context.rank), "LOCAL_RANK": str(context.rank % PER_NODE),
                  "WORLD_SIZE": str(context.world_size), "LOCAL_WORLD_SIZE": str(PER_NODE), "MASTER_ADDR": "127.0.0.1",
@@ -52,6 +51,7 @@ def measure_join(join, context):
     with patched(join, init_process_group=recorded):
         os.environ.update(variables)
         seen["returned"] = listed(join())
+        leave = getattr(join, "__globals__", vars(join_part))["leave"]  # it stands in the same file
         seen["group"] = dist.get_world_size() if dist.is_initialized() else 0
         context.gather("joined", True)
         leave()

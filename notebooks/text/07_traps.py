@@ -6,8 +6,6 @@
 #       parameters:
 #         images: 1152
 #         epochs: 1
-#         ranks:
-#         - 3
 #       seconds: 50
 #     seconds: 75
 #   kernelspec:
