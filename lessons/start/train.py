@@ -48,7 +48,7 @@ rank, world_size, device = join()
 if args.batch % world_size or args.images < args.batch:
     parser.exit(2, f"--batch {args.batch} must be a multiple of the {world_size} ranks, and at most --images\n")
 if rank == 0:
-    whose = {part: os.path.basename(os.path.dirname(sys.modules[part].__file__)) for part in PARTS}
+    whose = {part: os.path.basename(os.path.dirname(sys.modules[part].__spec__.origin)) for part in PARTS}
     print("parts:", ", ".join(f"{part} ({folder})" for part, folder in whose.items()), flush=True)
 
 train_set, test_set = get_dataset("auto", verify=False)
