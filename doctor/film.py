@@ -5,7 +5,6 @@ line, so that they are there also when the rank is killed. At the end one rank p
 which Perfetto opens, or a page of its own (run.html).
 """
 
-import contextlib
 import functools
 import json
 import math
@@ -19,7 +18,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
@@ -78,7 +77,7 @@ class Film:
         """Tell the other ranks, by the time of this rank's part, that it moves. It may record nothing."""
         if time.monotonic() - self.touched > 0.5 and os.getpid() == self.pid:
             self.touched = time.monotonic()
-            with contextlib.suppress(FileNotFoundError):  # the run has ended: the last rank has put the parts together
+            with suppress(FileNotFoundError):  # the run has ended: the last rank has put the parts together
                 os.utime(self.part)
 
     def write(self, **event) -> None:
