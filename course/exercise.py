@@ -85,15 +85,17 @@ class Exercise:
     """A check, its solution, its hint and the typical mistakes.
 
     check: a generator function, answer -> Cases. solution: the right answer, a function or a value. mistakes:
-    {message for the learner who made it: the wrong answer}. limit: seconds for all cases of an answer.
+    {message for the learner who made it: the wrong answer}. hint: a text, or its stages, from the idea to nearly the
+    code: each call of .hint() prints the next. limit: seconds for all cases of an answer.
     """
 
     file: Any = ""
     """what a notebook's check has last found right, such as the path of a file: it can go on to run"""
 
-    def __init__(self, check: Callable[[Any], Iterable[Case]], solution, hint: str, mistakes: dict[str, Any],
-                 limit: float = 30):
-        self.check, self.answer, self.hint_text, self.mistakes, self.limit = check, solution, hint, mistakes, limit
+    def __init__(self, check: Callable[[Any], Iterable[Case]], solution, hint: str | tuple[str, ...],
+                 mistakes: dict[str, Any], limit: float = 30):
+        self.check, self.answer, self.mistakes, self.limit = check, solution, mistakes, limit
+        self.hints, self.hints_shown = (hint,) if isinstance(hint, str) else hint, 0
         self.__name__, self.__doc__ = check.__name__, check.__doc__
 
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
@@ -165,7 +167,10 @@ class Exercise:
         self.file = attempt if status == "right" else ""
 
     def hint(self) -> None:
-        print(textwrap.fill(self.hint_text, 100))
+        """Print the next stage of the hint; after the last one, the last again."""
+        self.hints_shown = min(self.hints_shown + 1, len(self.hints))
+        stage = f"Hint {self.hints_shown} of {len(self.hints)}: " if len(self.hints) > 1 else ""
+        print(textwrap.fill(stage + self.hints[self.hints_shown - 1], 100, replace_whitespace=False))
 
     def solution(self) -> None:
         if self.check.__code__.co_filename.startswith(PACKED):
@@ -195,7 +200,8 @@ class Shown:
                 f'<b style="{badge}">{self.mark} {verdict}{dot}</b>{reason}</div>')
 
 
-def exercise(*, solution, hint: str, mistakes: dict[str, Any], limit: float = 30) -> Callable[[Callable], Exercise]:
+def exercise(*, solution, hint: str | tuple[str, ...], mistakes: dict[str, Any],
+             limit: float = 30) -> Callable[[Callable], Exercise]:
     """Make an Exercise of the decorated generator."""
     return lambda check: Exercise(check, solution, hint, mistakes, limit)
 

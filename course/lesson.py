@@ -210,14 +210,15 @@ def difference(old: Callable, new: Callable) -> None:
 
 
 def predicted(mine: object, measured: object, unit: str = "") -> None:
-    """Show a prediction beside the measured value, in one line. `mine` is None where nothing was predicted.
+    """Show a prediction beside the measured value, in one line. `mine` is None where nothing was predicted: the value
+    then stands folded, behind a click.
 
     Numbers are rounded to three digits and followed by `unit`; every other value is shown as it is. A tuple will do for
     a list.
     """
     mine = list(mine) if isinstance(mine, range) else mine
     if mine is None:
-        _show(f"{NOTHING_PREDICTED}Here it is **{_figure(measured, unit)}**.")
+        _show(f"{NOTHING_PREDICTED}<details><summary>What came out</summary>{_figure(measured, unit)}</details>")
     elif same(mine, measured) or _figure(mine, unit) == _figure(measured, unit):
         _show(f"You predicted **{_figure(mine, unit)}**, and that is what came out.")
     else:

@@ -197,8 +197,8 @@ class ExerciseOnRanks(Exercise):
         return observed
 
 
-def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solution: Callable, hint: str,
-                      mistakes: dict[str, Callable], ranks: int | tuple[int, ...] = RANKS,
+def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solution: Callable,
+                      hint: str | tuple[str, ...], mistakes: dict[str, Callable], ranks: int | tuple[int, ...] = RANKS,
                       group: bool = True, preload: tuple[str, ...] = ()) -> Callable[[Callable], ExerciseOnRanks]:
     """Make an exercise of the decorated check. The learner's function has the name of the solution."""
     measurement = Measurement(measure, solution.__name__, group, preload)

@@ -367,8 +367,9 @@ def state(part: Path) -> str:
     except ProcessLookupError:
         return "dead"
     status = Path(f"/proc/{head['pid']}/stat")
-    zombie = status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
-    return "dead" if zombie else "alive"
+    fields = status.read_text().rpartition(")")[2].split() if status.exists() else ["R"] + 6 * ["0"]
+    exits = fields[0] == "Z" or int(fields[6]) & 4  # PF_EXITING: its connections close before it is a zombie
+    return "dead" if exits else "alive"
 
 
 def read(part: Path) -> list[dict]:

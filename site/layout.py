@@ -245,8 +245,10 @@ def folded(module: str, name: str) -> str:
     answer = exercise.answer
     solution = (answer.read_text(encoding="utf-8") if isinstance(answer, Path) else
                 textwrap.dedent(inspect.getsource(answer)) if callable(answer) else str(answer))
-    hint = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(exercise.hint_text))
-    return (f"<details><summary>Hint</summary><p>{hint}</p></details>\n"
+    hints = "".join(f"<details><summary>{'Hint' if number == 1 else 'More'}</summary><p>"
+                    + re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(hint)) + "</p></details>\n"
+                    for number, hint in enumerate(exercise.hints, start=1))
+    return (f"{hints}"
             f"<details><summary>Solution</summary>\n\n```python\n{solution.strip()}\n```\n\n</details>")
 
 

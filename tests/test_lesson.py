@@ -158,7 +158,7 @@ def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(("mine", "measured", "unit", "message"), [
-    (None, 1.5, "ms", "Nothing predicted yet: replace `None` above. Here it is **1.5 ms**."),
+    (None, 1.5, "ms", f"{lesson.NOTHING_PREDICTED}<details><summary>What came out</summary>1.5 ms</details>"),
     (3, 1234.5678, "µs", "You predicted **3 µs**. Here it is **1,235 µs**."),
     (19, "19", "", "You predicted **19**, and that is what came out."),
     ((10, 20), [10, 20], "", "You predicted **(10, 20)**, and that is what came out."),
