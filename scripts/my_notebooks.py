@@ -4,13 +4,17 @@ The copies have no outputs: no prediction is answered before it is asked. A copy
 changed. If the course's notebook has changed since, the new one is put beside it, as NN_name.new.ipynb; if it changes
 again, as NN_name.new-2.ipynb, and so on.
 
+--path NAME makes those of a plan of teach/plans.toml in my-notebooks/NAME: what the plan leaves out is folded there.
+
 Exit status: 0 done, 2 bad input, 130 stopped by Ctrl-C.
 """
 
 import hashlib
+import itertools
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +23,23 @@ import nbformat
 from course import rank_program, twins
 from course.lesson import ROOT
 
-OWN = Path("my-notebooks")
+OWN, PLANS = Path("my-notebooks"), Path("teach/plans.toml")
 MADE_OF = "made_of"  # in a copy's metadata: the digest of the course's notebook; an earlier version wrote a list
 
 
-def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> Iterator[str]:
-    """Make what is missing in the folder `own`. Yields a line for each new lesson that is put beside an older copy."""
-    own.mkdir(exist_ok=True)
+def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN, slots: list[dict] | None = None) -> Iterator[str]:
+    """Make what is missing in the folder `own`. Yields a line for each new lesson that is put beside an older copy.
+
+    `slots`: of a plan; then its lessons alone are copied, and what it leaves out is folded.
+    """
+    own.mkdir(parents=True, exist_ok=True)
     for path in sorted(lessons.glob("[0-9][0-9]*_*.ipynb")):
+        of_lesson = [slot for slot in slots or () if slot.get("lesson") == path.name.partition("_")[0]]
+        if slots is not None and not of_lesson:
+            continue
         course = twins.without_outputs(nbformat.read(path, as_version=4))
+        if all("sections" in slot for slot in of_lesson):
+            fold(course, [section for slot in of_lesson for section in slot["sections"]])
         digest = hashlib.sha256("\0".join(cell.source for cell in course.cells).encode()).hexdigest()[:16]
         course.metadata[MADE_OF] = digest
         copy = own / path.name
@@ -45,13 +57,38 @@ def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> Iterator[str]:
                    f"{copy} does not say of which version it was made. It stays; the course's is {new}")
 
 
+def fold(notebook: nbformat.NotebookNode, sections: list[str]) -> None:
+    """Fold, as JupyterLab does it, each section that is not named and holds none that is. Nothing named: fold none."""
+    headings = [(len(match[1]), match[2].strip(), cell, match.start() == 0)
+                for cell in notebook.cells if cell.cell_type == "markdown"
+                for match in re.finditer(r"^(##+) (.+)", cell.source, re.M)]
+    for at, (level, title, cell, opens) in enumerate(headings if sections else ()):
+        # A folded cell hides all cells up to the next one that opens with a heading of its level.
+        hidden = itertools.takewhile(lambda later, own=level: not later[3] or later[0] > own, headings[at + 1:])
+        around = [each[1] for each in headings[:at] if each[0] < level][-1:]
+        if opens and not {title, *(each[1] for each in hidden), *around} & set(sections):
+            cell.metadata["jp-MarkdownHeadingCollapsed"] = True
+
+
+def plans() -> dict[str, list[dict]]:
+    """{name, such as four-hours: its slots in their order}"""
+    return {re.sub(r"\W+", "-", plan["name"].lower()): [slot for day in plan["days"] for slot in day]
+            for plan in tomllib.loads(PLANS.read_text(encoding="utf-8"))["plan"]}
+
+
 def main() -> int:
     parser = rank_program.parser(__doc__)
-    parser.parse_args()
     os.chdir(ROOT)
+    parser.add_argument("--path", choices=plans() if PLANS.exists() else (), help="a plan of teach/plans.toml")
+    args = parser.parse_args()
     with rank_program.stoppable(parser):
-        for line in update():
+        slots = plans()[args.path] if args.path else None
+        for line in update(own=OWN / args.path if args.path else OWN, slots=slots):
             print(line, flush=True)
+        for slot in slots or ():
+            what = f"lesson {slot['lesson']}: {'; '.join(slot.get('sections', ['all']))}" if "lesson" in slot else \
+                slot.get("what", "a break")
+            print(f"{slot.get('pause', slot.get('minutes')):3} minutes  {what}")
     return 0
 
 

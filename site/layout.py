@@ -39,7 +39,6 @@ ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
 CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
-DAY, JOB = ("00", "03", "05", "06", "07"), ("03", "07", "08", "10", "11", "12")  # ways through the lessons
 
 CARD = """::::{{container}} lesson
 {picture}
@@ -294,11 +293,11 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
         pages += "\n- [For teachers](teach/index.md): plans, and a page a lesson."
         others += "\nteach/index"
     in_core = re.findall(r"^\| \[(\w+) .+\| core \|", readme, re.M)
-    core, day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (in_core, DAY, JOB))
+    core = [lesson for lesson in lessons if lesson.number in in_core]
     return CONTENTS.read_text(encoding="utf-8").format(
         title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons), hours=hours(lessons),
         core_hours=hours(core), core=links(core),
-        day_hours=hours(day), day=links(day), job_hours=hours(job), job=links(job),
+        teachers="[copies, plans, grading](teach/index.md)" if teachers else "[copies, plans, grading](README.md)",
         lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 
 

@@ -29,12 +29,8 @@ def test_the_readme_lists_every_lesson_and_the_figures_of_recorded_runs():
                for number, path in notebooks().items()}
     table = re.findall(r"\| \[(\w+) [^|]+\]\((\S+)\) \| (\d+) \| (core|elective) \|", readme)
     assert [(number, (file, int(minutes))) for number, file, minutes, _ in table] == [*lessons.items()]
-    route = re.search(r"one day: ([^.]+?), about", readme)[1].replace(" and", ",").split(", ")
-    parts = lessons, [number for number, *_, part in table if part == "core"], route
+    parts = lessons, [number for number, *_, part in table if part == "core"]
     assert re.findall(r"(?:about|core) (\d+)", readme) == [
         f"{sum(lessons[number][1] for number in part) / 60:.0f}" for part in parts]
     seconds = runs.read_runs(ROOT / "results/recorded/same-training").groupby("label")["seconds"].sum().sort_values()
     assert "in {:.0f} s instead of {:.0f} s:".format(*seconds) in readme
-    eight, one = (runs.read_run(ROOT / f"results/recorded/tutorial-one-gpu-vs-eight/{name}.txt")["accuracy"]
-                  for name in ("eight_gpus", "one_gpu"))
-    assert f"{one[len(eight) - 1]:.2f} on one GPU and [{eight.iloc[-1]:.2f} on eight]" in readme

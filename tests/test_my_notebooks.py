@@ -59,3 +59,17 @@ def test_of_a_copy_with_another_mark_nobody_says_that_the_course_has_changed(fol
     [line] = my_notebooks.update(lessons, own)
     assert "changed" not in line and "05_shards.new.ipynb" in line and (own / NAME).read_bytes() == before
     assert list(my_notebooks.update(lessons, own)) == []
+
+
+def test_what_a_path_leaves_out_is_folded(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    texts = "# 05", "## Shard", "### Exercise: shard", "## Epochs", "text\n\n## Evaluation", "### Padding", "## Streams"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text) for text in texts]),
+                   tmp_path / "notebooks" / NAME)
+    nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks/06_other.ipynb")
+    slots = [{"what": "a talk"}, {"lesson": "05", "sections": ["Shard"]}, {"lesson": "05", "sections": ["Padding"]}]
+    assert list(my_notebooks.update(tmp_path / "notebooks", tmp_path / "own/path", slots)) == []
+    [made] = (tmp_path / "own/path").iterdir()
+    folded = [cell.source for cell in nbformat.read(made, as_version=4).cells
+              if cell.metadata.get("jp-MarkdownHeadingCollapsed")]
+    assert folded == ["## Streams"]  # "Evaluation" stands in the cells of "Epochs", and holds "Padding"
