@@ -19,6 +19,8 @@ ORDERS = {way: [order(rank, 3, 4) for rank in range(3)]
           for way, order in {"gpipe": pipeline.gpipe, "1f1b": check.my_order, "mine": check.my_order}.items()}
 SHAPE, STEPS = tiny_transformer.SHAPE, 2
 
+pytestmark = pytest.mark.weekly  # each day its notebook is executed, and its exercises are checked
+
 
 # ------------------------------------------------------------------------------------------------ shard_model.py
 

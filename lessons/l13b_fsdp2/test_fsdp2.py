@@ -11,6 +11,8 @@ from tests import runner
 FOLDER = "lessons/l13b_fsdp2"
 SHAPE, STEPS = tiny_transformer.SHAPE, 2
 
+pytestmark = pytest.mark.weekly  # each day its notebook is executed, and its exercises are checked
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -17,6 +17,8 @@ from lessons.l14_make_it_faster import compare_changes, gains
 from tests import runner
 from trainer import data, launch
 
+pytestmark = pytest.mark.weekly  # each day its notebook is executed, and its exercises are checked
+
 
 def run(ranks, script, *arguments, **env):
     script = f"lessons/l14_make_it_faster/{script}.py"
