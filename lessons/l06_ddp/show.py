@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course import plots
 from course.compare import ratio
-from course.dial import bits
+from course.dial import bits, words
 from course.one_process import Answer
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, bare, colour_of, head, line_style, stacked
@@ -90,7 +90,7 @@ PARTS = {"computing": COLOURS[5], WAITED: COLOURS[1]}
 
 def network(rate: str) -> str:
     """"150 Mbit/s" of 150mbit."""
-    return "no limit" if rate == "none" else f"{rate[:-4]} {rate[-4:-3].upper()}bit/s"
+    return "no limit" if rate == "none" else words(rate)
 
 
 def names(measured: dict) -> dict[str, str]:
