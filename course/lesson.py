@@ -264,7 +264,8 @@ def puzzle(name: str) -> None:
 
 
 def _frame(title: str, page: str) -> None:
-    """Show an HTML page in a frame, which keeps its style and the notebook's apart. The page hides the line below it."""
+    """Show an HTML page in a frame, which keeps its style and the notebook's apart. It hides the line below the frame.
+    """
     from IPython.display import display
 
     inside = page.replace("&", "&amp;").replace('"', "&quot;")

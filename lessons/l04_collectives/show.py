@@ -312,5 +312,5 @@ def ring_verdict(run: dict) -> str:
     race = race_of(run, middle(run))
     ratio = compare.ratio(race["ways"]["ring"]["seconds"], race["ways"]["star"]["seconds"])
     counted = predicted(run, race, "ring") / predicted(run, race, "star")
-    return (f"At {dial.words(race['rate'])} per cable, 4 MiB on 4 ranks: time of the {called('ring', run)} / time of the "
-            f"{called('star', run)}: {ratio}. Predicted: {counted:.2f}.")
+    return (f"At {dial.words(race['rate'])} per cable, 4 MiB on 4 ranks: time of the {called('ring', run)} / time of "
+            f"the {called('star', run)}: {ratio}. Predicted: {counted:.2f}.")

@@ -12,8 +12,8 @@ from course.on_ranks import theirs_or_ours
 
 
 def part(name: str) -> tuple[Callable, str]:
-    """The function `name` that mine/train.py calls, and whose it is: "yours", of mine/NAME.py, or "ours", where there is
-    no such file."""
+    """The function `name` that mine/train.py calls, and whose it is: "yours", of mine/NAME.py, or "ours", where there
+    is no such file."""
     return theirs_or_ours(Path(f"mine/{name}.py"), name, runpy.run_path(f"lessons/start/ours/{name}.py")[name])
 
 

@@ -74,9 +74,10 @@ def accuracies(counted: dict) -> Axes:
     "padded", "dropped", and "evaluate" {number of ranks: of the function}; "whose" that is, "yours" or "ours".
     """
     truth, counts = 100 * counted["truth"], list(counted["evaluate"])
+    judged = f"evaluate ({counted['whose']}), on\n{', '.join(counts[:-1])} and {counts[-1]} ranks"
     rows = {"each rank,\nits own images": counted["own"], "mean of the\nranks' accuracies": [counted["mean of means"]],
             "padded": [counted["padded"]], "dropped": [counted["dropped"]],
-            f"evaluate ({counted['whose']}), on\n{', '.join(counts[:-1])} and {counts[-1]} ranks": [*counted["evaluate"].values()]}
+            judged: [*counted["evaluate"].values()]}
     ax, notes = plt.subplots(figsize=(14, 6.5))[1], []
     ax.axvline(truth, color="black", zorder=1)
     for y, shares in enumerate(rows.values()):

@@ -46,7 +46,7 @@ def page():
                      "ranks": puzzle["RANKS"],
                      "given": re.search(rf"def {puzzle['NAME']}\((\w+)", puzzle["SOLUTION"])[1],
                      "returns": bool(re.search(r"^    return .", puzzle["SOLUTION"], re.M)),
-                     "file": puzzle["FILE"], "text": text,
+                     "file": puzzle["FILE"], "home": puzzle["AT_HOME"], "text": text,
                      "start": [plain_values(each[0]) for each in given], "wanted": plain_values(wanted)})
     python = {name: (HERE / name).read_text(encoding="utf-8") for name in ("__init__.py", "engine.py", "judge.py")}
     parts = {"puzzles": json.dumps(told), "files": json.dumps(python),
