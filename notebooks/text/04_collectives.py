@@ -321,9 +321,8 @@ lesson.figure("The same message on three networks. Beside each bar its median, i
 #
 # **With cards** the ring and the direct way send the same: 1.5 tensors per card. Three tensors come to the star's centre
 # through one card, and three leave by it, so the star is the slowest. The ring takes 1.07 times as long as its bytes
-# need, and the direct way 1.30 times ([the
-# record](../results/recorded/dial/README.md)). We have not measured why. In the direct way three streams share each
-# card, and in the ring one has it alone.
+# need, and the direct way 1.30 times ([record](../results/recorded/dial/README.md)). We have not measured why. In the
+# direct way three streams share each card, and in the ring one has it alone.
 #
 # So the network decides. Hosts usually have one card, or a few, and libraries use rings and
 # [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) between them.

@@ -23,7 +23,7 @@
 #
 # **At the end** your program has two more parts of your own, `mine/shard.py` and `mine/evaluate.py`. With them two and
 # three ranks train what one process trains, and print the accuracy that one process prints. You show it in float64,
-# where rounding hides nothing.
+# where rounding does not reach the printed digits.
 #
 # **You will be able to**
 #
