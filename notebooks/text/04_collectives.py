@@ -342,8 +342,8 @@ lesson.verdict(show.price(race))
 # %% [markdown]
 # **Why does PyTorch's own all-reduce take several times the star's time?** The price of a message differs little from
 # row to row, compared with the number of messages. PyTorch's all-reduce is a ring, made for large tensors. For 1 KiB,
-# too, it sends all of a ring's messages, twice over. With a core for each rank it is slower than the star as well, so
-# the shared cores are not the reason. For a small tensor the fewest messages win.
+# too, it sends all of a ring's messages, twice over. Are the shared cores the reason? Compare its two rows: if it is
+# slower than the star with a core for each rank as well, they are not. For a small tensor the fewest messages win.
 #
 # **And with 4 MiB?** Now the copies and the sums are the work. An all-reduce cannot end before its busiest rank has done
 # its part, nor before the cores have done everybody's:
