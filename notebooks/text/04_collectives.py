@@ -214,8 +214,9 @@ lesson.predicted(my_times, steps / chunks, "times its tensor")
 # as above: `irecv`, then `send`, then `wait()`. The check first asks for the sum, and then for what your program needs
 # besides.
 #
-# You can try the first half here. The ranks are simulated, and you step through your own messages. The two puzzles that
-# follow complete the ring, and the page gives it to you as a file for `mine/`.
+# You can try the first half here. The ranks are simulated, and you step through your own messages. Each chunk begins one
+# rank later there than in the figures, so that rank r ends with chunk r. The two puzzles that follow complete the ring,
+# and the page gives it to you as a file for `mine/`.
 
 # %%
 lesson.puzzle("reduce_scatter")
