@@ -64,6 +64,11 @@ def bits(text: str) -> float:
     return rate
 
 
+def words(rate: str) -> str:
+    """"150 Mbit/s" of 150mbit, for a picture."""
+    return f"{rate[:-4]} {rate[-4:-3].upper().replace('K', 'k')}bit/s"
+
+
 def rates(world_size: int, rate: str | None, nodes: str | None = None, between: str | None = None,
           slow: Sequence[str] = ()) -> list[list[float | None]]:
     """Bits per second from rank i (row) to rank j (column); None: no limit.

@@ -249,15 +249,29 @@ def sign(name: str | None) -> None:
 
 
 def interactive(name: str) -> None:
-    """Show the page `name` of course/interactive/ in a frame, which keeps its style and the notebook's apart."""
-    from IPython.display import display
-
+    """Show the page `name` of course/interactive/ in a frame."""
     from course.interactive import TITLES, page
 
-    inside = page(name).replace("&", "&amp;").replace('"', "&quot;")
-    frame = f'<iframe title="{TITLES[name]}" style="width:100%;height:720px;border:0" srcdoc="{inside}"></iframe>'
-    absent = f"<p>Interactive: {TITLES[name]}. Where no page stands here, run this cell in JupyterLab.</p>"
-    display({"text/html": frame + absent, "text/plain": TITLES[name]}, raw=True)  # the page hides the line below it
+    _frame(TITLES[name], page(name))
+
+
+def puzzle(name: str) -> None:
+    """Show the rank puzzles in a frame, at the puzzle whose function is `name`."""
+    made = Path("results/live/puzzles.html")
+    subprocess.run([sys.executable, "site/puzzles/build.py", made], stdout=subprocess.DEVNULL, check=True)
+    begin = "<html lang='en'"
+    _frame("Rank puzzles", made.read_text(encoding="utf-8").replace(begin, f"{begin} data-puzzle='{name}'", 1))
+
+
+def _frame(title: str, page: str) -> None:
+    """Show an HTML page in a frame, which keeps its style and the notebook's apart. It hides the line below the frame.
+    """
+    from IPython.display import display
+
+    inside = page.replace("&", "&amp;").replace('"', "&quot;")
+    frame = f'<iframe title="{title}" style="width:100%;height:720px;border:0" srcdoc="{inside}"></iframe>'
+    absent = f"<p>Interactive: {title}. Where no page stands here, run this cell in JupyterLab.</p>"
+    display({"text/html": frame + absent, "text/plain": title}, raw=True)
 
 
 def _figure(value: object, unit: str) -> str:

@@ -14,7 +14,7 @@ from teach import questions as tests
 
 README, PAGES = Path("teach/README.md"), "teach/lessons"  # of the site
 SECTIONS = ("In the room", "Results to expect", "If an effect does not show", "Ten minutes late", "Show of hands",
-            "What students answer", "With 0, 1, 2, 8 GPUs")
+            "What we expect students to answer", "With 0, 1, 2, 8 GPUs")
 ROOM, EXPECTED, FAILED, _, HANDS, ANSWERS, _ = SECTIONS
 ITEM = r"(?P<text>.+(?:\n {2,}\S.*)*)"  # an item of a list, with the lines that go on with it
 

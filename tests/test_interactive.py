@@ -1,11 +1,10 @@
 """The pages of course/interactive/ in a browser: their numbers are torch's and the course's, and all can use them."""
 
-import json
 import random
 
+import IPython.display
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
 
 from course import interactive, lesson
 from lessons.l08_performance.scaling import Job, Link, StepTime, ddp_buckets, speedup
@@ -31,62 +30,7 @@ def opened(open_page, tmp_path):
     assert [page.complaints for page in pages if page.complaints] == []
 
 
-# ---------------------------------------------------------------- the files
-
-
-def test_the_orders_are_torchs():
-    """Where they are not: python -c 'from course import interactive; interactive.write_orders()'"""
-    assert json.loads(interactive.ORDERS.read_text()) == interactive.orders()
-
-
-def shown_in_a_notebook(name, monkeypatch):
-    import IPython.display
-
-    shown = []
-    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data))
-    lesson.interactive(name)
-    return shown[0]
-
-
 # ---------------------------------------------------------------- their numbers
-
-
-@in_a_browser
-def test_the_sampler_deals_as_torchs_does(opened):
-    cases = [[n, ranks, shuffle, (7 * n + ranks) % interactive.EPOCHS if shuffle else 0, drop_last]
-             for n in range(1, interactive.MOST_ITEMS + 1) for ranks in range(1, 9)
-             for shuffle in (False, True) for drop_last in (False, True)]
-    cases += [[n, 2, True, epoch, False] for n in (20, 32) for epoch in range(interactive.EPOCHS)]
-    found = opened("sampler").evaluate("cases => cases.map(each => deal(...each))", cases)
-    for (n, ranks, shuffle, epoch, drop_last), dealt in zip(cases, found, strict=True):
-        samplers = [DistributedSampler(range(n), ranks, rank, shuffle, drop_last=drop_last) for rank in range(ranks)]
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        shards = [list(sampler) for sampler in samplers]
-        case = n, ranks, shuffle, epoch, drop_last
-        assert dealt["shards"] == shards, case
-        assert dealt["length"] == samplers[0].num_samples and len(dealt["places"]) == samplers[0].total_size, case
-        assert dealt["padding"] == max(0, samplers[0].total_size - n), case
-        assert set(dealt["dropped"]) == set(range(n)).difference(*shards), case
-
-
-@in_a_browser
-def test_the_ring_ends_with_all_sums_and_says_what_it_sent(opened):
-    """2 (n - 1) steps; a cell is the sum of those ranks that the page says are in it. The lesson's own ring:
-    lessons/l04_collectives/test_collectives.py."""
-    random.seed(0)
-    cases = [[[random.randint(-99, 99) for _ in range(ranks)] for _ in range(ranks)] for ranks in range(2, 9)]
-    found = opened("ring").evaluate("""cases => cases.map(values => ring(values).map((state, step) =>
-        ({...state, bytes: sent_bytes(4 * values.length, values.length, step)})))""", cases)
-    for values, states in zip(cases, found, strict=True):
-        ranks = len(values)
-        assert states[0]["cells"] == values and states[0]["bytes"] == 0 and len(states) == 2 * (ranks - 1) + 1
-        for state in states[1:]:
-            for row, cell_row in zip(state["from"], state["cells"], strict=True):
-                for chunk, (bits, cell) in enumerate(zip(row, cell_row, strict=True)):
-                    assert cell == sum(values[rank][chunk] for rank in range(ranks) if bits >> rank & 1)
-        assert states[-1]["cells"] == [[sum(column) for column in zip(*values, strict=True)]] * ranks
-        assert states[-1]["bytes"] == pytest.approx(2 * (ranks - 1) / ranks * 4 * ranks)
 
 
 @in_a_browser
@@ -141,21 +85,7 @@ def test_the_buckets_are_the_lessons_and_leave_in_turn(opened):
 
 
 @in_a_browser
-def test_the_ring_with_the_keyboard(opened):
-    page = opened("ring")
-    page.get_by_role("button", name="Next step").focus()
-    held = []  # who holds the whole sum of chunk 0, after each step
-    for _ in range(20):  # beyond the end nothing happens
-        page.keyboard.press("Enter")
-        held.append([row for row in range(8) if "sum of all ranks" in
-                     page.locator("#cells tr").nth(row).locator("td").first.inner_text()])
-    assert [ranks for ranks in held if ranks][0] == [7] and held[12] == [0, 1, 2, 3, 4, 5, 7], "lesson 04 says so"
-    assert page.locator("#grid .all").count() == 64 and page.locator("#sends li").count() == 8
-
-
-@in_a_browser
-@pytest.mark.parametrize(("name", "answers"), [("sampler", [5, 8]), ("ring", [7, 6]), ("buckets", [4, "smaller"]),
-                                               ("scaling", [16, "more ranks"])])
+@pytest.mark.parametrize(("name", "answers"), [("buckets", [4, "smaller"]), ("scaling", [16, "more ranks"])])
 def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
     page = opened(name)
     lists, compare = page.locator(".guess select"), page.get_by_role("button", name="Compare")
@@ -169,11 +99,16 @@ def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
 
 
 @in_a_browser
-def test_in_a_notebook_it_is_as_high_as_it_is_long_and_as_dark_as_the_page_around_it(opened, monkeypatch):
-    output = shown_in_a_notebook("ring", monkeypatch)["text/html"]
+@pytest.mark.parametrize(("show", "name", "within"), [(lesson.interactive, "buckets", "#said"),
+                                                      (lesson.puzzle, "shard", "h2:text('Who gets which item')")])
+def test_in_a_notebook_it_is_as_high_as_it_is_long_and_as_dark_as_the_page_around_it(show, name, within, opened,
+                                                                                    monkeypatch):
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data))
+    show(name)
     page = opened("notebook", html="<!DOCTYPE html><html lang='en' data-theme='dark'><meta charset='utf-8'>"
-                                   f"<body>{output}</body></html>")
-    page.frame_locator("iframe").locator("#said").wait_for()
+                                   f"<body>{shown[0]['text/html']}</body></html>")
+    page.frame_locator("iframe").locator(within).wait_for()
     background = "getComputedStyle(document.querySelector('iframe').contentDocument.body).backgroundColor"
     page.wait_for_function(f"{background} === 'rgb(22, 24, 28)'")
     page.wait_for_function("""() => { const frame = document.querySelector('iframe'), inside = frame.contentDocument

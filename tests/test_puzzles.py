@@ -11,6 +11,7 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
+from lessons.l06_ddp import check
 from puzzles import build, engine, judge
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -275,4 +276,5 @@ def test_what_was_solved_in_the_page_trains_at_home(opened, tmp_path):
                            mine / "train.py", "--images=384", "--epochs=1"], cwd=ROOT, capture_output=True, text=True,
                           timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "all_reduce (mine), shard (mine)" in done.stdout
+    assert "all_reduce (mine), shard (mine)" in done.stdout and "my_ddp (mine)" in done.stdout
+    assert check.mean_gradients.verdict(mine / "my_ddp.py")[0] == "right"

@@ -14,7 +14,7 @@ from lessons.l04_collectives import messages, solution
 from lessons.start.ours.all_reduce import all_reduce
 
 FIVE = 5  # ranks of a check that asks for a ring: on three a ring is also a star
-SUM = "the sum is {wanted}. (The ones are rank 0's, the tens rank 1's, and so on.)"
+SUM = "the sum is {wanted}. The ones are rank 0's, the tens rank 1's, and so on."
 
 
 def numbers(rank):

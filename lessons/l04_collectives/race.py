@@ -3,17 +3,13 @@
     torchrun --nproc_per_node=8 lessons/l04_collectives/race.py --count --out results/live/04_count.json
     torchrun --nproc_per_node=4 lessons/l04_collectives/race.py --rates 100mbit 200mbit 400mbit \\
         --yours mine/star.py mine/all_reduce.py --out results/live/04_race.json
-    scripts/cluster/lab_cluster.py --nodes 4 --rate 200mbit -- 'torchrun --nnodes=4 --node-rank=$NODE \\
-        --nproc-per-node=1 --master-addr=$MASTER --master-port=29500 lessons/l04_collectives/race.py \\
-        --cards 200mbit --out results/live/04_cards.json'
 
 Counted: the messages of each way on 2 ranks, on 3, and on all. Raced: all ways in turns, with a message of 4 MiB, at
 each of the rates, which is that of a cable per pair of ranks (course/dial.py); then of 1 KiB and 4 MiB without a limit,
-on all ranks and on two of them. With --cards there is one race alone: the rate is that of one network card per host,
-made outside. A time is that of the slowest rank. The files after --yours replace our star and our ring. gloo, on CPUs.
+on all ranks and on two of them. A time is that of the slowest rank. The files after --yours replace our star and our
+ring. gloo, on CPUs. The race with one network card per host: scripts/measure/network.py.
 """
 
-import resource
 import runpy
 import statistics
 import time
@@ -73,15 +69,14 @@ def bytes_sent(call, times=10):
 
 
 def once(call, tensor, repeats):
-    """Of a call: seconds; seconds computed by this rank; how often this rank gave up its core to wait."""
-    before, computed = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw, time.process_time()
+    """Of a call: seconds; seconds computed by this rank."""
+    before = time.process_time()
     seconds = timed(partial(call, tensor), repeats, CPU)
-    computed, after = time.process_time() - computed, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-    return seconds, computed / repeats, (after - before) / repeats
+    return seconds, (time.process_time() - before) / repeats
 
 
 def race(calls: dict, size: int, rounds: int, block: float) -> dict:
-    """{way: {"seconds" of each round; of each rank, medians of a call: "computed", seconds, and "switches"}}."""
+    """{way: {"seconds" of each round; "computed", seconds of each rank, medians of a call}}."""
     tensor = torch.zeros(size // 4)  # zeros stay zeros, however often they are added
     for call in calls.values():
         once(call, tensor, 1)  # memory is touched
@@ -90,9 +85,8 @@ def race(calls: dict, size: int, rounds: int, block: float) -> dict:
     measured = interleave({name: partial(once, call, tensor, repeats[name]) for name, call in calls.items()}, rounds)
     results = {}
     for name, of_rounds in measured.items():
-        seconds, computed, switches = zip(*of_rounds, strict=True)
-        results[name] = {"seconds": slowest(list(seconds)), "computed": launch.gathered(statistics.median(computed)),
-                         "switches": launch.gathered(statistics.median(switches))}
+        seconds, computed = zip(*of_rounds, strict=True)
+        results[name] = {"seconds": slowest(list(seconds)), "computed": launch.gathered(statistics.median(computed))}
     return results
 
 
@@ -101,22 +95,21 @@ def main():
     add = parser.add_argument
     add("--count", action="store_true", help="count, and race not")
     add("--rates", nargs="*", default=[], help="of a race on cables each: 200mbit")
-    add("--cards", metavar="RATE", help="of one network card per host, made outside")
     add("--rounds", type=positive(int), default=7, help="of each race; default: 7")
     add("--yours", nargs="*", type=nonempty_path, default=[], metavar="FILE", help=f"{' or '.join(YOURS)}")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")
-        if placement.world_size < 2 or placement.nodes > 1 and not args.cards:
+        if placement.world_size < 2 or placement.nodes > 1:
             raise ValueError("messages need two ranks or more of one machine: "
                              "torchrun --nproc_per_node=4 lessons/l04_collectives/race.py")
         if unknown := [path for path in args.yours if Path(path).name not in YOURS or not Path(path).is_file()]:
             raise ValueError(f"--yours {unknown[0]}: no such file, or none of {' and '.join(YOURS)}")
-        for rate in [*args.rates, *([args.cards] if args.cards else [])]:
+        for rate in args.rates:
             dial.bits(rate)
-        kernel = not dial.missing() and not args.cards
+        kernel = not dial.missing()
         if args.rates and not kernel:
-            raise OSError(dial.missing() or "--rates or --cards: one of them")
+            raise OSError(dial.missing())
         check_output("--out", args.out)
     torch.set_num_threads(1)
     yours = {YOURS[Path(path).name]: path for path in args.yours}
@@ -139,12 +132,9 @@ def main():
             return result
 
         counts = {ranks: on(ranks, counted, calls, kernel) for ranks in worlds}
-        rates, sizes = args.rates, SIZES
-        if args.cards or args.count:
-            rates, sizes = [args.cards] if args.cards else [], []
+        rates, sizes = ([], []) if args.count else (args.rates, SIZES)
         for rate in rates:
-            if not args.cards:
-                dial.pace(rate)
+            dial.pace(rate)
             races.append({"ranks": placement.world_size, "rate": rate, "bytes": SIZE,
                           "ways": race(calls, SIZE, args.rounds, 0)})
         if kernel:
@@ -155,7 +145,7 @@ def main():
     if placement.rank == 0:
         rank_program.write_json(args.out, rank_program.measured_on(placement) | {
             "whose": {name: "yours" if name in yours else "ours" for name in OURS} | {"torch": "torch"},
-            "cards": bool(args.cards), "counted_bytes": COUNTED, "counts": counts, "races": races})
+            "counted_bytes": COUNTED, "counts": counts, "races": races})
         print(f"{placement.world_size} ranks: written")
 
 

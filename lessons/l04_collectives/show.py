@@ -193,9 +193,10 @@ def race_of(run: dict, rate: str | None, ranks: int | None = None, size: int | N
 
 
 def predicted(run: dict, race: dict, name: str) -> float:
-    """Seconds, from the counted rounds: the largest message of each, one after the other. torch's own is a ring."""
+    """Seconds on cables, from the counted rounds: the largest message of each, one after the other. torch's own is a
+    ring."""
     counts = run["counts"][str(race["ranks"])]["ring" if name == "torch" else name]
-    return counts["card_path" if run["cards"] else "path"] * 8 * race["bytes"] / dial.bits(race["rate"])
+    return counts["path"] * 8 * race["bytes"] / dial.bits(race["rate"])
 
 
 def middle(run: dict) -> str:
@@ -204,10 +205,20 @@ def middle(run: dict) -> str:
     return "200mbit" if "200mbit" in rates else rates[-1]
 
 
-def fastest(run: dict) -> str:
-    """Of the ways that are made of messages, at that rate."""
-    ways = race_of(run, middle(run))["ways"]
-    return min((name for name in ways if name != "torch"), key=lambda name: compare.interval(ways[name]["seconds"]))
+def seconds_of(run: dict, rate: str | None) -> dict[str, list[float]]:
+    """{way: seconds of each round} of the largest message at this rate."""
+    return {name: each["seconds"] for name, each in race_of(run, rate)["ways"].items()}
+
+
+def with_cards(recorded: dict) -> dict[str, list[float]]:
+    """The same of a recorded run of scripts/measure/network.py, which has no tree: these names are that program's."""
+    names = {"star": "star, at once", "ring": "ring", "direct": "direct", "torch": "dist.all_reduce"}
+    return {name: recorded["seconds"][theirs] for name, theirs in names.items()}
+
+
+def fastest(seconds: dict[str, list[float]]) -> str:
+    """Of the ways that are made of messages."""
+    return min((name for name in seconds if name != "torch"), key=lambda name: compare.interval(seconds[name]))
 
 
 def in_ms(seconds: list[float]) -> str:
@@ -223,27 +234,32 @@ def race_table(run: dict) -> list[dict]:
         row = {"": called(name, run)}
         for rate in rates:
             race = race_of(run, rate)
-            row |= {f"{rate}: predicted, ms": f"{1e3 * predicted(run, race, name):.0f}",
-                    f"{rate}: measured, ms": in_ms(race["ways"][name]["seconds"])}
+            row |= {f"{dial.words(rate)}: predicted, ms": f"{1e3 * predicted(run, race, name):.0f}",
+                    f"{dial.words(rate)}: measured, ms": in_ms(race["ways"][name]["seconds"])}
         rows.append(row)
     return rows
 
 
-def networks(run: dict, cards: dict, source: str) -> Figure:
-    """The same message on three networks: `run` at one rate on cables, `cards`, recorded, and `run` without a limit.
-    `source` of `run`: live or recorded."""
-    rate, card = middle(run), middle(cards)
+def networks(run: dict, recorded: dict, source: str) -> Figure:
+    """The same message on three networks: `run` at one rate on cables, `recorded` with cards, and `run` without a
+    limit. `source` of `run`: live or recorded."""
+    rate, cards = middle(run), with_cards(recorded)
     fig, axes = plt.subplots(1, 3, figsize=(18, 5.5))
-    for (each, its_rate, its_source, title), ax in zip([
-            (run, rate, source, f"a cable per pair, {rate}"), (cards, card, "recorded", f"one card per host, {card}"),
-            (run, None, source, "no limit: one memory")], axes, strict=True):
-        race = race_of(each, its_rate)
+    counted = [{name: predicted(run, race_of(run, rate), name) for name in WAYS},
+               dict(zip(cards, with_cards({"seconds": recorded["by_bytes"]}).values(), strict=True)), {}]
+    for seconds, of_bytes, its_source, title, ax in zip(
+            [seconds_of(run, rate), cards, seconds_of(run, None)], counted, [source, "recorded", source],
+            [f"a cable per pair, {dial.words(rate)}", f"one card per host, {dial.words(recorded['rate'])}",
+             "no limit: one memory"], axes, strict=True):
         for row, (name, colour) in enumerate(WAYS.items()):
-            median = 1e3 * compare.interval(race["ways"][name]["seconds"])[0]
+            if name not in seconds:
+                ax.text(0, row, "  not timed", va="center", color=GREY)
+                continue
+            median = 1e3 * compare.interval(seconds[name])[0]
             ax.barh(row, median, height=0.6, **bar_style(its_source, colour))
             ax.text(median, row, f"   {median:.0f} ", va="center", fontweight="bold")
-            if its_rate:
-                ax.plot(1e3 * predicted(each, race, name), row, **PREDICTED | {"color": "black"})
+            if name in of_bytes:
+                ax.plot(1e3 * of_bytes[name], row, **PREDICTED | {"color": "black"})
         name_rows(ax, [called(name, run) for name in WAYS] if ax is axes[0] else [""] * len(WAYS))
         ax.set(title=f"{title}\n({its_source})", xlabel="milliseconds")
         ax.margins(x=0.2)
@@ -252,33 +268,43 @@ def networks(run: dict, cards: dict, source: str) -> Figure:
     return fig
 
 
-def small_table(run: dict) -> list[dict]:
-    """1 KiB without a limit, on two ranks and on all: the time, and what it goes with."""
-    rows, small = [], min(race["bytes"] for race in run["races"])
+def unlimited(run: dict, size: int) -> list[tuple[str, dict, dict, int]]:
+    """(a name, the way's race, the star's, the number of its messages) for a message of this size without a limit, on
+    two ranks and on all."""
+    rows = []
     for ranks in sorted({race["ranks"] for race in run["races"] if not race["rate"]}):
-        ways = race_of(run, None, ranks, small)["ways"]
-        for name in ("star", "ring", "torch"):
-            on = f"{lesson.some(ranks, 'rank')} on {lesson.some(run['cores'], 'core')}"
-            rows.append({"1 KiB": f"{on}, {called(name, run)}",
-                         "time, ms": in_ms(ways[name]["seconds"]),
-                         "times the star's": "1" if name == "star" else str(
-                             compare.ratio(ways[name]["seconds"], ways["star"]["seconds"])),
-                         "messages": number_of_messages(run, ranks, name),
-                         "gives up its core, times": f"{sum(ways[name]['switches']):.0f}"})
+        ways = race_of(run, None, ranks, size)["ways"]
+        on = f"{lesson.some(ranks, 'rank')} on {lesson.some(run['cores'], 'core')}"
+        rows += [(f"{called(name, run)}, {on}", ways[name], ways["star"], number_of_messages(run, ranks, name))
+                 for name in ("star", "ring", "torch")]
     return rows
+
+
+def against(way: dict, star: dict) -> str:
+    return "1" if way is star else str(compare.ratio(way["seconds"], star["seconds"]))
+
+
+def small_table(run: dict) -> list[dict]:
+    """1 KiB without a limit: the time of a call, and of a message."""
+    return [{"1 KiB": name, "time, ms": in_ms(way["seconds"]), "times the star's": against(way, star),
+             "messages": messages, "ms per message": f"{1e3 * compare.interval(way['seconds'])[0] / messages:.2f}"}
+            for name, way, star, messages in unlimited(run, 1024)]
+
+
+def price(run: dict) -> str:
+    """What a message of 1 KiB costs, over all rows of that table."""
+    rows = small_table(run)
+    costs, messages = (sorted(float(row[column]) for row in rows) for column in ("ms per message", "messages"))
+    return (f"A message costs {costs[0]:.2f} to {costs[-1]:.2f} ms. A call sends {messages[0]:.0f} to "
+            f"{messages[-1]:.0f} of them.")
 
 
 def large_table(run: dict) -> list[dict]:
-    """4 MiB without a limit, on all ranks: the time, and who computes how much."""
-    ways, rows = race_of(run, None)["ways"], []
-    for name in ("star", "ring", "torch"):
-        computed = ways[name]["computed"]
-        rows.append({"4 MiB": f"{lesson.some(len(computed), 'rank')}, {called(name, run)}",
-                     "time, ms": in_ms(ways[name]["seconds"]), "times the star's": "1" if name == "star" else str(
-                         compare.ratio(ways[name]["seconds"], ways["star"]["seconds"])),
-                     "all ranks compute, ms": f"{1e3 * sum(computed):.1f}",
-                     "of it the busiest": f"{max(computed) / sum(computed):.0%}"})
-    return rows
+    """4 MiB without a limit: the time, and who computes how much."""
+    return [{"4 MiB": name, "time, ms": in_ms(way["seconds"]), "times the star's": against(way, star),
+             "the busiest rank computes, ms": f"{1e3 * max(way['computed']):.1f}",
+             "all ranks' computing / cores, ms": f"{1e3 * sum(way['computed']) / run['cores']:.1f}"}
+            for name, way, star, _ in unlimited(run, 4 * 1024**2)]
 
 
 def ring_verdict(run: dict) -> str:
@@ -286,5 +312,5 @@ def ring_verdict(run: dict) -> str:
     race = race_of(run, middle(run))
     ratio = compare.ratio(race["ways"]["ring"]["seconds"], race["ways"]["star"]["seconds"])
     counted = predicted(run, race, "ring") / predicted(run, race, "star")
-    return (f"At {race['rate']} per cable, 4 MiB on 4 ranks: time of the {called('ring', run)} / time of the "
-            f"{called('star', run)}: {ratio}. Predicted: {counted:.2f}.")
+    return (f"At {dial.words(race['rate'])} per cable, 4 MiB on 4 ranks: time of the {called('ring', run)} / time of "
+            f"the {called('star', run)}: {ratio}. Predicted: {counted:.2f}.")

@@ -94,7 +94,7 @@ def test_what_the_learner_wrote_is_raced_and_ours_elsewhere(raced):
         *asked, (2, None, 1024), (2, None, race.SIZE), (3, None, 1024), (3, None, race.SIZE)]
     for each in raced["races"]:
         for way in each["ways"].values():
-            assert way["seconds"][0] > 0 and len(way["computed"]) == len(way["switches"]) == each["ranks"]
+            assert way["seconds"][0] > 0 and len(way["computed"]) == each["ranks"]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

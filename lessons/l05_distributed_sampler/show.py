@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course.one_process import Answer
 from course.plots.labels import BESIDE_A_POINT, write_beside
-from course.plots.style import COLOURS, bare, colour_of, handles, head, line_key, name_rows, write_in
+from course.plots.style import COLOURS, bare, colour_of, darker, handles, head, line_key, name_rows, write_in
 
 
 def sampler_map(shards: list | dict, n: int, title="Which rank sees which item", order: list | None = None) -> Axes:
@@ -67,16 +67,17 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if number // 10 % 10 == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
-def accuracies(counted: dict, whose: str) -> Axes:
+def accuracies(counted: dict) -> Axes:
     """A row for each way to evaluate: the accuracy that it prints, beside the line of one process.
 
     `counted`: shares from 0 to 1: "truth" (one process), "own" (a list, of each rank's own images), "mean of means",
-    "padded", "dropped", and "evaluate" {number of ranks: of the function, which is `whose`}.
+    "padded", "dropped", and "evaluate" {number of ranks: of the function}; "whose" that is, "yours" or "ours".
     """
     truth, counts = 100 * counted["truth"], list(counted["evaluate"])
+    judged = f"evaluate ({counted['whose']}), on\n{', '.join(counts[:-1])} and {counts[-1]} ranks"
     rows = {"each rank,\nits own images": counted["own"], "mean of the\nranks' accuracies": [counted["mean of means"]],
             "padded": [counted["padded"]], "dropped": [counted["dropped"]],
-            f"{whose} evaluate, on\n{', '.join(counts[:-1])} and {counts[-1]} ranks": [*counted["evaluate"].values()]}
+            judged: [*counted["evaluate"].values()]}
     ax, notes = plt.subplots(figsize=(14, 6.5))[1], []
     ax.axvline(truth, color="black", zorder=1)
     for y, shares in enumerate(rows.values()):
@@ -85,7 +86,11 @@ def accuracies(counted: dict, whose: str) -> Axes:
         ax.plot(percent, heights, "o", color=colour, markersize=14, markeredgecolor="white", clip_on=False)
         off = max(percent, key=lambda value: abs(value - truth)) - truth
         exact = "exact" if abs(off) < 1e-6 else f"{off:+.2f} points".replace("-", "−")
-        notes.append((percent[0], y, "rank 0" if y == 0 else exact, colour))
+        if y:
+            notes.append((percent[0], y, exact, colour))
+        else:
+            ax.annotate("rank 0", (percent[0], y), (0, -14), textcoords="offset points", ha="center", va="top",
+                        color=darker(colour), fontweight="bold")
     name_rows(ax, list(rows))
     ax.set_xlabel(f"accuracy that is printed, %, on {counted['images']} test images")
     head(ax, "One model, and what is printed of it", key=[line_key("one process", color="black")])

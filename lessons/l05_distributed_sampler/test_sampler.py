@@ -60,9 +60,11 @@ def test_a_part_and_the_network_are_the_learner_s_own(tmp_path, monkeypatch):
     (tmp_path / "lessons/start/ours").mkdir(parents=True)
     for folder in ("mine", "lessons/start/ours"):
         (tmp_path / folder / "shard.py").write_text(f"def shard(): return {folder!r}")
-    assert program.part("shard")() == "mine"
+    shard, whose = program.part("shard")
+    assert (shard(), whose) == ("mine", "yours")
     (tmp_path / "mine/shard.py").unlink()
-    assert program.part("shard")() == "lessons/start/ours"
+    shard, whose = program.part("shard")
+    assert (shard(), whose) == ("lessons/start/ours", "ours")
     (tmp_path / "mine/train.py").write_text("model = nn.Linear(4, 2).to(device)\nraise SystemExit\n")
     theirs = nn.Linear(4, 2)
     torch.save(theirs.state_dict(), "weights.pt")

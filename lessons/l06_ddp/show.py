@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course import plots
 from course.compare import ratio
-from course.dial import bits
+from course.dial import bits, words
 from course.one_process import Answer
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, bare, colour_of, head, line_style, stacked
@@ -90,7 +90,7 @@ PARTS = {"computing": COLOURS[5], WAITED: COLOURS[1]}
 
 def network(rate: str) -> str:
     """"150 Mbit/s" of 150mbit."""
-    return "no limit" if rate == "none" else f"{rate[:-4]} {rate[-4:-3].upper()}bit/s"
+    return "no limit" if rate == "none" else words(rate)
 
 
 def names(measured: dict) -> dict[str, str]:
@@ -124,25 +124,19 @@ def table(measured: dict) -> list[dict]:
                 for rate, rounds in measured["rounds"].items()}} for way, label in names(measured).items()]
 
 
-def faster(measured: dict, rate: str, way: str, than: str) -> str:
-    """"faster", "slower" or "no significant difference", by the rule of lesson 01."""
-    compared = ratio(measured["rounds"][rate][way], measured["rounds"][rate][than])
-    return "no significant difference" if not compared.significant else "faster" if compared.high < 1 else "slower"
+def where_faster(measured: dict, way: str, than: str) -> list[str]:
+    """The rates of the networks on which it is, significantly."""
+    compared = {rate: ratio(rounds[way], rounds[than]) for rate, rounds in measured["rounds"].items()}
+    return [rate for rate, each in compared.items() if each.significant and each.high < 1]
 
 
-def where_faster(measured: dict, way: str, than: str) -> str:
-    """On which network: "the slow one", which is the first, "without a limit", "both" or "neither"."""
-    slow, free = (faster(measured, rate, way, than) == "faster" for rate in (next(iter(measured["rounds"])), "none"))
-    return "both" if slow and free else "the slow one" if slow else "without a limit" if free else "neither"
-
-
-def claims(measured: dict) -> list[str]:
-    """What each step of the ladder changes, at each rate."""
+def claims(measured: dict) -> list[dict]:
+    """What each step of the ladder changes: a row for each, a column for each rate."""
     steps = [("one message ÷ a message per parameter", "step 3", "step 2"),
              ("sent during backward ÷ one message", "step 4", "step 3"),
              ("DDP ÷ one message", "DDP", "step 3"), ("DDP, small buckets ÷ DDP", "DDP, small buckets", "DDP")]
-    return [f"{network(rate)}: {text}: {ratio(rounds[way], rounds[than])}"
-            for rate, rounds in measured["rounds"].items() for text, way, than in steps]
+    return [{"time ÷ time": text, **{network(rate): str(ratio(rounds[way], rounds[than]))
+                                     for rate, rounds in measured["rounds"].items()}} for text, way, than in steps]
 
 
 def lanes(films: dict[str, str | Path], step: int) -> list[Axes]:

@@ -23,8 +23,8 @@
 # **The question.** Every rank has a gradient, and all need the sum. Which messages make it, and which way is the
 # fastest on which network?
 #
-# **At the end** your program adds up with a ring that you wrote, `mine/all_reduce.py`. You have counted its messages and
-# predicted its time on two networks, to a few percent.
+# **At the end** your program adds up with a ring that you wrote, `mine/all_reduce.py`. You have counted its messages, and
+# from the count you have predicted its time on two networks.
 #
 # **You will be able to**
 #
@@ -203,22 +203,23 @@ lesson.predicted(my_times, steps / chunks, "times its tensor")
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
 # twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)).
 #
-# Step through a ring of eight. Which rank is the first to hold the whole sum of chunk 0, and which is the last?
-
-# %%
-lesson.interactive("ring")
-
-# %% [markdown]
 # ### Exercise 2: your part of the program, `all_reduce`
 #
 # Write the ring. It changes `tensor` in place, on any number of ranks.
 #
-# Steps count from 0. In step s of the first half rank r sends chunk (r − s) mod n. It receives the chunk whose number
-# is one lower, mod n. In Python mod is `%`, and `-1 % 4` is 3. With which chunk does the second half begin?
+# Steps count from 0, as in the figures. Read off which chunk rank r sends in step s, and which one it receives. Write
+# both as formulas with r, s and n. In Python `-1 % 4` is 3, so `%` brings you round the ring.
 #
 # `tensor.tensor_split(n)` gives n chunks. They share the tensor's memory, and their lengths may differ by one. Receive
 # as above: `irecv`, then `send`, then `wait()`. The check first asks for the sum, and then for what your program needs
 # besides.
+#
+# You can try the first half here. The ranks are simulated, and you step through your own messages. Each chunk begins one
+# rank later there than in the figures, so that rank r ends with chunk r. The two puzzles that follow complete the ring,
+# and the page gives it to you as a file for `mine/`.
+
+# %%
+lesson.puzzle("reduce_scatter")
 
 # %%
 # %%mine all_reduce.py
@@ -302,13 +303,14 @@ if why := dial.missing():
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 source = "recorded" if why else "live"
 race = json.loads(Path("results/recorded/lessons" if why else "results/live", "04_race.json").read_text())
-cards = json.loads(Path("results/recorded/lessons/04_cards.json").read_text())
-lesson.predicted(my_cables, show.fastest(race))
-lesson.predicted(my_cards, show.fastest(cards))
+cards = json.loads(Path("results/recorded/dial/cards.json").read_text())
+lesson.predicted(my_cables, show.fastest(show.seconds_of(race, show.middle(race))))
+lesson.predicted(my_cards, show.fastest(show.with_cards(cards)))
 lesson.table(show.race_table(race))
 show.networks(race, cards, source)
 lesson.figure("The same message on three networks. Beside each bar its median, in milliseconds. The cards are recorded, "
-              "on four network namespaces with a shaper each: lessons/l04_collectives/race.py has the command.")
+              "with the course's functions on four network namespaces with a shaper each: results/recorded/dial has the "
+              "command. The three axes have different lengths.")
 
 # %% [markdown]
 # The table shows the median of the rounds, and in brackets its interval of at least 95 % (lesson
@@ -319,43 +321,42 @@ lesson.figure("The same message on three networks. Beside each bar its median, i
 # the whole tensor. The tree sends as few messages as the star, in twice as many rounds.
 #
 # **With cards** the ring and the direct way send the same: 1.5 tensors per card. Three tensors come to the star's centre
-# through one card, and three leave by it, so the star is the slowest. The direct way takes longer than its bytes need,
-# and the ring does not. We have not measured why. In the direct way three streams share each card, and in the ring one
-# has it alone.
+# through one card, and three leave by it, so the star is the slowest. The ring takes 1.07 times as long as its bytes
+# need, and the direct way 1.30 times ([record](../results/recorded/dial/README.md)). We have not measured why. In the
+# direct way three streams share each card, and in the ring one has it alone.
 #
 # So the network decides. Hosts usually have one card, or a few, and libraries use rings and
 # [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) between them.
 #
 # ## Without a limit
 #
-# The third panel has another order, and the count does not explain it. Without a limit a message is a copy in one
-# memory, and a core makes it. The machine of these outputs has two: **four ranks share two cores.** So the work of the
-# cores decides.
+# The third panel has another order, and the bytes do not explain it. Without a limit a message is a copy in one memory,
+# and a core makes it. The machine of these outputs has two: **four ranks share two cores.**
 #
-# Take a small tensor of 1 KiB. The control is two ranks on the same two cores: there each rank has a core.
+# Take a tensor of 1 KiB first. It has next to no bytes, so what remains is the price of a message. The control is two
+# ranks on the same two cores: there each rank has a core.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.small_table(race))
+lesson.verdict(show.price(race))
 
 # %% [markdown]
-# The last column counts how often a rank gave up its core to wait for a message, in one call, all ranks together. With
-# a core for each rank that is about twice per message. With four ranks on two cores it is more often where all ranks
-# send in each round. Each time, whoever wants to go on must first get a core again.
+# **Why does PyTorch's own all-reduce take several times the star's time?** The price of a message differs little from
+# row to row, compared with the number of messages. PyTorch's all-reduce is a ring, made for large tensors. For 1 KiB,
+# too, it sends all of a ring's messages, twice over. Are the shared cores the reason? Compare its two rows: if it is
+# slower than the star with a core for each rank as well, they are not. For a small tensor the fewest messages win.
 #
-# **Why does PyTorch's own all-reduce take several times the star's time?** It is a ring, made for large tensors. For 1
-# KiB it sends all of a ring's messages, twice over. The star sends six. Each of these messages has next to no bytes, and
-# costs a wait for a core all the same.
-#
-# **And with 4 MiB?**
+# **And with 4 MiB?** Now the copies and the sums are the work. An all-reduce cannot end before its busiest rank has done
+# its part, nor before the cores have done everybody's:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.large_table(race))
 
 # %% [markdown]
-# Now the copies and the sums are the work. In the star about half of all of it is one rank's, and the others wait for
-# that rank. In a ring each of four ranks has about a quarter, but all ranks together compute more. On two cores the one
-# makes up for the other. With a core for each rank the ring's four quarters could run at the same time, and the star's
-# centre would still do its half alone.
+# The larger of the last two columns is a lower bound for the time. With four ranks on two cores the star is bound by its
+# centre, and the ring by the cores: its four equal parts have to share them. So the two bounds come close, and so do the
+# times. With a core for each rank only the busiest rank's part would be left as a bound, and the ring's is the smaller
+# one.
 #
 # ## One call, made by all ranks
 #

@@ -266,7 +266,8 @@ check.save("mine/save.py")
 # - **One GPU per rank**, where there are any.
 #
 # Leave the images, the network and `EPOCHS` as they are. The next cell copies `minimal.py` to `mine/capstone.py`, and
-# never writes over yours. Open that file from JupyterLab's file browser, change it and save it.
+# never writes over yours. Open that file from JupyterLab's file browser, change it and save it. One solution is
+# `examples/minimal_ddp.py`. Compare it with yours afterwards.
 
 # %%
 # !test -e mine/capstone.py || cp examples/minimal.py mine/capstone.py

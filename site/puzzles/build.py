@@ -1,9 +1,12 @@
 """The rank puzzles as one page that needs no server and no network.
 
-    python site/puzzles/build.py [FILE]    build/puzzles.html, unless it is told another; about 700 kB
+    python site/puzzles/build.py [FILE]    build/puzzles.html, unless it is told another; less than 500 kB
+
+Opened as puzzles.html#shard it begins with that puzzle.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -43,12 +46,12 @@ def page():
                      "ranks": puzzle["RANKS"],
                      "given": re.search(rf"def {puzzle['NAME']}\((\w+)", puzzle["SOLUTION"])[1],
                      "returns": bool(re.search(r"^    return .", puzzle["SOLUTION"], re.M)),
-                     "file": puzzle["FILE"], "text": text,
+                     "file": puzzle["FILE"], "home": puzzle["AT_HOME"], "text": text,
                      "start": [plain_values(each[0]) for each in given], "wanted": plain_values(wanted)})
     python = {name: (HERE / name).read_text(encoding="utf-8") for name in ("__init__.py", "engine.py", "judge.py")}
     parts = {"puzzles": json.dumps(told), "files": json.dumps(python),
-             "wasm": base64.b64encode(vendored("micropython.wasm")).decode(),
-             "micropython": json.dumps(vendored("micropython.mjs").decode())}
+             **{name: base64.b64encode(gzip.compress(vendored(f"micropython.{kind}"), mtime=0)).decode()
+                for name, kind in (("wasm", "wasm"), ("micropython", "mjs"))}}
     parts = {name: part.replace("</", "<\\/") for name, part in parts.items()}  # no text ends the script
     template = (HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(f"@({'|'.join(parts)})@", lambda found: parts[found[1]], template)

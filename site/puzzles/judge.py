@@ -11,7 +11,7 @@ HOLE, END = "# >>>", "# <<<"  # the learner writes what stands between them in a
 
 def load(source, torch=None):
     """The puzzle of a file's text, a dict. torch: what its cases are made with."""
-    puzzle = {"torch": torch or Torch(), "LIMIT": (), "COST": (1, 0), "USES": (), "FILE": None}
+    puzzle = {"torch": torch or Torch(), "LIMIT": (), "COST": (1, 0), "USES": (), "FILE": None, "AT_HOME": ""}
     exec(source, puzzle)
     kept, code, hidden = [], [], False
     for line in puzzle["SOLUTION"].strip().split("\n"):
