@@ -74,8 +74,13 @@ def listed(returned):
 @exercise_on_ranks(
     measure_join,
     solution=join_part.join,
-    hint="Whoever started the process has said who it is, in os.environ, as text. init_process_group finds the place "
-    "to meet there by itself. Which two of the variables does a process lack that nobody has launched?",
+    hint=(
+        "Whoever started the process has said who it is: in `os.environ`, as text. A process that nobody has "
+        "launched finds nothing there.",
+        "`dist.init_process_group` reads the environment by itself; it needs the backend and a timeout, a "
+        "`timedelta(seconds=…)`. Call it only where `RANK` is set.",
+        "`rank = int(os.environ.get(\"RANK\", 0))`, and so the world size, with 1. `if \"RANK\" in os.environ: "
+        "dist.init_process_group(\"gloo\", timeout=timedelta(seconds=30))`."),
     mistakes={
         "LOCAL_RANK counts the processes of one node, and begins again on the next. The rank counts those of the job.":
             mistake(join_part.join, {'("RANK", 0)': '("LOCAL_RANK", 0)'}),
@@ -197,9 +202,16 @@ def ended(job, what):
 
 @exercise(
     solution=launch_part.launch,
-    hint="Two halves. First start all: subprocess.Popen(command, env=…) returns at once, and each process gets an "
-    "environment of its own. Then look at all of them, again and again: Popen.poll() is None while a process runs. "
-    "What has to happen on every way out of that loop?",
+    hint=(
+        "Two halves. First start all, and wait for none. Then look at all of them, again and again, until you "
+        "know how the job has ended.",
+        "`subprocess.Popen(command, env=…)` returns at once. `poll()` is None while a process runs, then its "
+        "status. A socket that is bound to port 0 gets a free port: `getsockname()[1]`. What has to happen on "
+        "every way out of the second half?",
+        "Start: `[subprocess.Popen(command, env={**os.environ, \"RANK\": str(rank), …}) for rank in "
+        "range(count)]`. Then, in a `try`, until `wait` seconds have passed: `statuses = [process.poll() for "
+        "process in ranks]`; return a status that is neither None nor 0; return 0 where all are 0; sleep a "
+        "moment. Behind the loop return 124. In its `finally`: `kill()` each, then `wait()` for each."),
     mistakes={
         "subprocess.run waits for the end of a process before you start the next one. Popen does not wait.":
             one_after_another,

@@ -170,8 +170,13 @@ COLLECTIVE = {"You called the collective that you are to build of messages.": di
     measure,
     ranks=FIVE,
     solution=solution.star,
-    hint="Two steps are enough: all parts go to one rank, which adds them up; then the sum goes to all. What arrives "
-    "needs a tensor of its own before it is added.",
+    hint=(
+        "Two steps are enough. All parts go to one rank, which adds them up. Then the sum goes to all.",
+        "Ask `dist.get_rank()`. Rank 0 receives each part into a tensor of its own, and adds it to `tensor`. "
+        "Only when all parts are in does it send.",
+        "Rank 0: `part = torch.empty_like(tensor)`; for each other rank `dist.recv(part, other)` and `tensor += "
+        "part`; then for each `dist.send(tensor, other)`. All others: `dist.send(tensor, 0)`, `dist.recv(tensor, "
+        "0)`."),
     mistakes={
         "Rank 0 alone has the sum. Every rank needs it.": mistake(solution.star, {
             "dist.isend(tensor, other) for other in others": "", "dist.recv(tensor, 0)": ""}),
@@ -203,8 +208,16 @@ RECEIVE = "receipt = dist.irecv(arriving, (rank - 1) % ranks)\n"
     measure,
     ranks=FIVE,
     solution=all_reduce,
-    hint="What arrives in one step is sent on in the next. Write down for three ranks which chunk each of them sends "
-    "in each step, first half and second half: the number falls by one, modulo 3.",
+    hint=(
+        "What arrives in one step is sent on in the next. Write down for three ranks which chunk each of them "
+        "sends in each step, first half and second half.",
+        "In step s of the first half rank r sends chunk (r - s) % n. What arrives belongs to the chunk whose "
+        "number is one lower, modulo n. In the end rank r has the whole sum of chunk (r + 1) % n, and begins the "
+        "second half with it. `tensor.view(-1)` has one dimension, and the same memory.",
+        "`chunks = tensor.view(-1).tensor_split(n)`. For each of 2 * (n - 1) steps: `outgoing, incoming = "
+        "chunks[(rank - step) % n], chunks[(rank - step - 1) % n]`. Receive into `torch.empty_like(incoming)` "
+        "from the left, send `outgoing` to the right, wait. In the first half add what arrived to `incoming`, in "
+        "the second `copy_` it there. A process without a group returns at once."),
     mistakes={
         "You send the same chunk in every step. Send the chunk that has just arrived.":
             mistake(all_reduce, {MOVES: "chunks[rank], chunks[(rank - 1) % ranks]"}),
