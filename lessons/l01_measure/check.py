@@ -131,7 +131,8 @@ class Trainings:
             mistake(my_rounds, {"    for train in programs.values():\n        train()\n": ""}),
         "Let the programs take turns: in each round each of them once. What slows the machine for a while then slows "
         "both.": one_after_the_other,
-        "Change the order from round to round: the place in a round may matter.":
+        "The place in a round may matter. Change the order from round to round, so that each program comes first "
+        "equally often: a random order does not see to that.":
             mistake(my_rounds, {" if number % 2 == 0 else list(programs)[::-1]": ""}),
         "Look at the clock anew before each call.": mistake(my_rounds, {
             "    seconds =": "    start = now()\n    seconds =", "            start = now()\n": ""}),

@@ -95,7 +95,8 @@ def listed(returned):
             mistake(join_part.join, {"timeout=WAIT": "timeout=30"}),
         "The first argument of timedelta is days: write timedelta(seconds=30).":
             mistake(join_part.join, {"timeout=WAIT": "timeout=timedelta(30)"}),
-        "A process that was started by hand has no RANK: os.environ.get(name, default) gives it one.":
+        "A process that was started by hand has no RANK: os.environ.get(name, default) gives it one, and it joins no "
+        "group.":
             mistake(join_part.join, {".get(name, default)": "[name]"}),
     },
     ranks=2 * PER_NODE,
@@ -115,8 +116,10 @@ def join(ranks):
                    "do.")
     for seen in ranks:
         yield Case(seen["left"], True, "After leave() the rank is still in the group.")
-        yield Case(seen["alone"], [0, 1, "cpu"], f"Started by hand, without a launcher, join() and leave() gave "
-                   f"{seen['alone']}. A process alone is rank 0 of 1, and has no group to leave.")
+        alone = seen["alone"]
+        yield Case(alone if isinstance(alone, list) else "no triple", [0, 1, "cpu"],
+                   f"Started by hand, without a launcher, join() and leave() gave {alone}. A process alone is rank 0 "
+                   "of 1, and has no group to leave.")
 
 
 # -------------------------------------------------------------------------------------------------------- launch

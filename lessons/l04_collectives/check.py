@@ -87,6 +87,11 @@ def measure(function, context):
         return {"worlds": measured, "alone": raised(function, alone) or alone.tolist()}
 
 
+def kind_of_error(got):
+    """What a rank held, or the kind of error that it raised: the same mistake fails in another line elsewhere."""
+    return got.partition(":")[0] if isinstance(got, str) else got
+
+
 def each_world(ranks):
     """(number of ranks, what each of them measured), from what all ranks measured."""
     for world in ranks[0]["worlds"]:
@@ -105,7 +110,7 @@ def sums(ranks, which):
                 place = next(place for place in range(len(right)) if got[place] != right[place])
                 message = (f"With {world} ranks value {place} of {len(right)} is {got[place]:g} on rank {rank} in the "
                            f"end; {SUM.format(wanted=f'{right[place]:g}')}")
-            yield Case(got, right, message)
+            yield Case(kind_of_error(got), right, message)
 
 
 def counted(of_ranks):
@@ -232,6 +237,9 @@ RECEIVE = "receipt = dist.irecv(arriving, (rank - 1) % ranks)\n"
         "`chunk(n)` may give fewer than n parts: eleven numbers for five ranks make four. `tensor_split(n)` gives n.":
             mistake(all_reduce, {"tensor_split": "chunk"}),
         "Cut the tensor into chunks, and send one chunk in each step.": each_tensor_goes_round,
+        "Nobody can assign to a place of a tuple, and `chunks[…] += …` does. Give the chunk a name first, or "
+        "call `chunks[…].add_(…)`.":
+            mistake(all_reduce, {"incoming += arriving": "chunks[(rank - step - 1) % ranks] += arriving"}),
         "All messages go through one rank: in a ring each rank sends to its right neighbour.": solution.star,
         "No rank receives yet, since all are in `send`. Start to receive, then send, then wait: `irecv`, `send`, "
         "`wait()`.": mistake(all_reduce, {RECEIVE: "\n", "receipt.wait()": "dist.recv(arriving, (rank - 1) % ranks)"}),
@@ -259,6 +267,6 @@ def ring(ranks):
                                            f"{seen['most']:.3g} times its tensor; in chunks it is {most:.3g} times.")
     yield from sums(ranks, "one")
     alone = ranks[0]["alone"]
-    yield Case(alone, numbers(0)["eleven"].tolist(), f"In one process without a group, `python mine/train.py`, it gave "
-                                                     f"{alone}")
+    yield Case(kind_of_error(alone), numbers(0)["eleven"].tolist(),
+               f"In one process without a group, `python mine/train.py`, it gave {alone}")
     yield Case(True, True, "", remark=described(of_ranks))

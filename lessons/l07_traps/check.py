@@ -73,8 +73,8 @@ WEIGHT, WHICH = " * (len(some_labels) / len(labels))", "contextlib.nullcontext()
         "loss_function(parallel(some_images), some_labels) * len(some_labels) / len(labels)`, then "
         "`loss.backward()`. Return the sum of the losses, each by `detach()`."),
     mistakes={
-        "Nothing was saved. PyTorch's DDP decides in forward whether the next backward sends: no_sync around backward "
-        "alone does nothing, and nothing says so.": changed({
+        "Every backward sent. All but the last belong into no_sync, and their forwards, too: PyTorch's DDP decides in "
+        "forward whether the next backward sends.": changed({
             f"        with {WHICH}:\n            loss = loss_function(parallel(some_images), some_labels)":
             f"        outputs = parallel(some_images)\n        with {WHICH}:\n"
             "            loss = loss_function(outputs, some_labels)"}),

@@ -124,8 +124,9 @@ check.step(my_step)
 # check.step.solution()
 
 # %% [markdown]
-# Does it train what one device trains? The next cell trains the model of your program on its images, with 62 images per
-# update, which four devices cannot share evenly. It computes in float64, once with your step, and once with a usual one. Until your step is right, the course's stands in its place.
+# Does it train what one device trains? The next cells train the model of your program on its images, in float64: once
+# with your step, and once with a usual one. Four devices cannot share the 62 images of an update evenly. Until your
+# step is right, the course's stands in its place.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def program_model():
