@@ -371,8 +371,8 @@ lesson.interactive("buckets")
 # This step is for those who want more. The lesson goes on without it.
 #
 # Your class of step 4 is right where each backward gives each parameter a gradient, on every rank. The check asks for
-# more, one demand after another: find out what is missing from what it says. Your class of step 4 stays in
-# `results/live/06_step_4/`.
+# more, one demand after another: find out what is missing from what it says. The cell may hold other methods, too, such
+# as an `__init__` with a new attribute. Your class of step 4 stays in `results/live/06_step_4/`.
 
 # %%
 # %%mine my_ddp.py MyDDP
