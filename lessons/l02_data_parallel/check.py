@@ -102,7 +102,7 @@ def step(answer):
                                       f"computed them {copies}.")
         pieces = [len(piece) for piece in batch.chunk(devices)]
         fitting = sum(rows) == len(batch) and len(pieces) <= len(rows) <= devices  # cut in another way, but well
-        yield Case(rows, rows if fitting else pieces, f"{case} the copies computed {rows} rows. Each row should be "
+        yield Case(pieces if fitting else rows, pieces, f"{case} the copies computed {rows} rows. Each row should be "
                                                       f"computed once, as in {pieces}.")
         yield Case(loss.item(), right.item(), f"{case} the loss is {right.item():.4f}; yours is {loss.item():.4f}.")
         for (name, weight), gradient in zip(model.named_parameters(), right_gradients, strict=True):

@@ -111,7 +111,7 @@ def join(ranks):
                    f"WORLD_SIZE is {size}. join() returned {seen['returned']}, in place of ({rank}, {size}, cpu).")
         yield Case(seen["group"], size, f"After join() rank {rank} is in a group of {seen['group']}, not of {size}.")
         bounded = seen["timeout"] is not None and 1 <= seen["timeout"] <= LONGEST
-        yield Case(seen["timeout"], seen["timeout"] if bounded else 30.0,
+        yield Case("bounded" if bounded else seen["timeout"], "bounded",
                    f"The longest wait of the group, in seconds: {seen['timeout'] or 'not set'}. At most {LONGEST} will "
                    "do.")
     for seen in ranks:
@@ -175,7 +175,7 @@ def cases_of(launch):
             yield Case(rank[name], value, f"Of 3 processes one has {name}={rank[name]}, in place of {value}." if
                        name != acting.FROM_CALLER else "A variable of your own environment does not reach the ranks.")
         addresses = ("localhost", "127.0.0.1")
-        yield Case(rank["MASTER_ADDR"], rank["MASTER_ADDR"] if rank["MASTER_ADDR"] in addresses else addresses[0],
+        yield Case(addresses[0] if rank["MASTER_ADDR"] in addresses else rank["MASTER_ADDR"], addresses[0],
                    f"MASTER_ADDR is {rank['MASTER_ADDR']}. All ranks meet on this machine: localhost.")
         port = well.ranks[0]["MASTER_PORT"]
         yield Case((rank["MASTER_PORT"] or "").isdigit() and rank["MASTER_PORT"] == port, True,
