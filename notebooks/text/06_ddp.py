@@ -372,7 +372,8 @@ lesson.interactive("buckets")
 #
 # Your class of step 4 is right where each backward gives each parameter a gradient, on every rank. The check asks for
 # more, one demand after another: find out what is missing from what it says. The cell may hold other methods, too, such
-# as an `__init__` with a new attribute. Your class of step 4 stays in `results/live/06_step_4/`.
+# as an `__init__` with a new attribute. Your class of step 4 stays in `results/live/06_step_4/`. If you leave step 5
+# unfinished, take it back, since lesson 07 goes on with your program: `cp results/live/06_step_4/my_ddp.py mine/`.
 
 # %%
 # %%mine my_ddp.py MyDDP
