@@ -133,7 +133,7 @@ one, many = (show.read(f"results/live/00_{file}.txt", label, images // 192, epoc
 axes = plt.subplots(1, 2, figsize=(19, 6.5), sharey=True)[1]
 plots.loss_by_epoch(pd.concat([one, many]), axes[0])
 plots.loss_by_time(pd.concat([one, many]), axes[1]).set_ylabel("")
-lesson.figure("Left: after each epoch both runs have the same loss, up to rounding. "
+lesson.figure("Left: after each epoch both runs have the same loss. "
               "Right: one of them has it sooner.")
 
 # %% [markdown]
