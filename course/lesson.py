@@ -46,7 +46,7 @@ def begin() -> None:
     os.chdir(ROOT)
     Path("results/live").mkdir(parents=True, exist_ok=True)  # where commands of the lessons write
     known = (path for path in sys.path if path != str(ROOT) and (os.path.isabs(path) or not path))
-    sys.path[:] = [str(ROOT), *known]  # without the relative path that the first cell has found this by
+    sys.path[:] = [str(ROOT), *known]
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])

@@ -15,7 +15,7 @@ from trainer import files
 
 NOTEBOOKS = Path("notebooks")
 TWINS = NOTEBOOKS / "text"
-ADDRESS = re.compile(r'(?<=os.system\("git clone -qb )[^"]+')  # in a first cell
+CLONE = re.compile(r"(?<=^!git clone -q --depth 1 -b ).+(?= course-files$)", re.M)  # in site/pages/systems.md
 VERSION = re.compile(r'(?<=^__version__ = ")[^"]+', re.M)  # in the doctor, which can be copied alone
 LAUNCH = re.compile(r"(?<=<!-- lesson 00, without installing: -->).*")  # in the README
 # Written instead of what the kernel reports, so that another Python version changes no committed notebook.
@@ -28,9 +28,10 @@ KERNEL = {
 
 
 def cited():
-    """(version, address) of the course, as CITATION.cff says."""
+    """(version, address) of the course, as CITATION.cff says; no address, "", before it is published."""
     citation = Path("CITATION.cff").read_text(encoding="utf-8")
-    return tuple(re.search(rf'^{key}: "(.+)"', citation, re.M)[1] for key in ("version", "repository-code"))
+    said = dict(re.findall(r'^(version|repository-code): "(.+)"', citation, re.M))
+    return said["version"], said.get("repository-code", "")
 
 
 def launch_links(name):
@@ -44,13 +45,13 @@ def launch_links(name):
 
 
 def set_address():
-    """Writes what CITATION.cff says. Into every twin's first cell: where a lone notebook gets the course, and which.
-    Into the README: the links that open lesson 00 elsewhere. Into the doctor: the version."""
+    """Writes what CITATION.cff says. Into the README: the links that open lesson 00 elsewhere. Into the page on where
+    the course runs: where Colab and Kaggle get it. Into the doctor: the version."""
     version, address = cited()
-    command, links = f"v{version} --depth 1 {address}", " · ".join(launch_links("00_start_here"))
-    for page in [*TWINS.glob("*.py"), *Path().glob("README.md"), *Path().glob("doctor/__init__.py")]:
+    command, links = f"v{version} {address or 'ADDRESS'}", " · ".join(launch_links("00_start_here"))
+    for page in map(Path, ("README.md", "site/pages/systems.md", "doctor/__init__.py")):
         text = page.read_text(encoding="utf-8")
-        changed = VERSION.sub(version, LAUNCH.sub(links, ADDRESS.sub(command, text)))
+        changed = VERSION.sub(version, LAUNCH.sub(links, CLONE.sub(command, text)))
         if changed != text:
             with files.whole(page) as part:
                 part.write_text(changed, encoding="utf-8")
@@ -67,7 +68,7 @@ def build(name):
         notebook = combine_inputs_with_outputs(notebook, old)
         for cell in notebook.cells:
             # jupytext also pairs cells by position; what changed code once printed must not stay
-            if cell.cell_type == "code" and ADDRESS.sub("", code.get(cell.id, "")) != ADDRESS.sub("", cell.source):
+            if cell.cell_type == "code" and code.get(cell.id) != cell.source:
                 cell.outputs, cell.execution_count = [], None
     return as_committed(notebook, twin, others)
 

@@ -94,7 +94,7 @@ def doctors_entries() -> dict[str, dict[str, Any]]:
     """{finding of the doctor: {"link": its entry, "look": how to see it, "usually": the titles of all entries that lead
     to it, if they are several; where an error's message "says" it: "why" and "repair", too}}"""
     cited = dict(re.findall(r'^(version|repository-code): "(.+)"', (ROOT / "CITATION.cff").read_text(), re.M))
-    page = f"{cited['repository-code']}/blob/v{cited['version']}/TROUBLESHOOTING.md#"
+    page = f"{cited.get('repository-code', '')}/blob/v{cited['version']}/TROUBLESHOOTING.md#"
     entries = {}
     of_findings = [(name, message) for message in read_messages() for name in (message.doctor, *message.leads) if name]
     for name, message in [*reversed(of_findings), *read_table().items()]:  # the entry of the same name, else the first

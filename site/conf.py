@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
 CITATION = yaml.safe_load((HERE.parent / "CITATION.cff").read_text(encoding="utf-8"))
-ADDRESS = CITATION["repository-code"]
+ADDRESS = CITATION.get("repository-code", "")
 
 project, author = "Data-parallel training in PyTorch", "The authors of this course"
 version = release = CITATION["version"]

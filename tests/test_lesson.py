@@ -1,7 +1,6 @@
 """course/lesson.py: what the first cell of every lesson does, and the tables that lessons show."""
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -13,7 +12,6 @@ from pathlib import Path
 import jupytext
 import pandas as pd
 import pytest
-import yaml
 
 from course import compare, lesson, twins
 from tests import runner
@@ -21,84 +19,28 @@ from tests import runner
 TWIN = sorted(Path(runner.ROOT, "notebooks/text").glob("*.py"))[0]
 FIRST_CELL = next(cell.source for cell in jupytext.read(TWIN).cells if cell.cell_type == "code")
 SURROUNDINGS = """
-import json, os, shutil
+import json, os, shutil, sys
 print(json.dumps([os.getcwd(), sys.path[0], sys.path.count(os.getcwd()), sys.executable, shutil.which("python"),
                   os.environ["PATH"].split(os.pathsep), os.environ["PYTHONPATH"].split(os.pathsep),
                   get_ipython().system_raise_on_error]))
 """
 
 
-@pytest.mark.parametrize("place", ["notebooks", "the folder that holds the clone"])
-def test_a_lesson_begins_from_anywhere_any_number_of_times(place, tmp_path):
-    (tmp_path / "clone").symlink_to(runner.ROOT)
-    folder = runner.ROOT / "notebooks" if place == "notebooks" else tmp_path
+@pytest.mark.parametrize("place", ["notebooks", "."])
+def test_a_lesson_begins_in_its_own_copy_any_number_of_times(place, tmp_path):
+    """Also where another copy of the course is installed, as in a class."""
+    shutil.copytree(runner.ROOT / "course", tmp_path / "other/course", ignore=shutil.ignore_patterns("__pycache__"))
     code = (FIRST_CELL + "\n") * 2 + SURROUNDINGS
-    env = runner.environment(PYTHONPATH="/elsewhere", PATH="/usr/bin:/bin", IPYTHONDIR=str(tmp_path))
-    done = subprocess.run([sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
-                          capture_output=True, text=True, timeout=runner.LIMIT)
+    env = runner.environment(PYTHONPATH=str(tmp_path / "other"), PATH="/usr/bin:/bin", IPYTHONDIR=str(tmp_path))
+    done = subprocess.run([sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code], cwd=runner.ROOT / place,
+                          env=env, capture_output=True, text=True, timeout=runner.LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     folder, first, count, python, program, paths, python_paths, raises = json.loads(done.stdout.splitlines()[-1])
     assert folder == first == str(runner.ROOT) and count == 1
     assert Path(program).parent == Path(python).parent, "commands of cells are this environment's"
     assert paths == [str(Path(python).parent), "/usr/bin", "/bin"]
-    assert python_paths == [str(runner.ROOT), "/elsewhere"]
+    assert python_paths == [str(runner.ROOT), str(tmp_path / "other")]
     assert raises is True
-
-
-CITED = yaml.safe_load((runner.ROOT / "CITATION.cff").read_text())
-STATE = "README.md", "doctor/__init__.py"
-
-
-def first_cell(folder, code=FIRST_CELL, **env):
-    """The finished first cell in `folder`, in a Python that knows no course."""
-    # -S: without .venv's course_root.pth; what is installed it finds by PYTHONPATH
-    env = runner.environment(PYTHONPATH=os.pathsep.join(path for path in sys.path if "site-packages" in path),
-                             IPYTHONDIR=str(folder / "ipython"), **env)
-    return subprocess.run([sys.executable, "-S", "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
-                          capture_output=True, text=True, timeout=runner.LIMIT)
-
-
-def pages(folder):
-    """The README, the doctor's version and all twins in this folder."""
-    return [(folder / page).read_text() for page in (*STATE, *twins.TWINS.iterdir())]
-
-
-def cite(version, address):
-    """The pages in this folder, once CITATION.cff says this."""
-    Path("CITATION.cff").write_text(f'version: "{version}"\nrepository-code: "{address}"\n')
-    twins.set_address()
-    return pages(Path())
-
-
-def test_a_lone_notebook_gets_the_course(tmp_path, monkeypatch):
-    """As on Colab and Kaggle. A bare repository of this tree, with two commits, is where the course is published."""
-    runner.clone(tmp_path / "tree")
-    monkeypatch.chdir(tmp_path / "tree")
-    cite(CITED["version"], (tmp_path / "course.git").as_uri())
-    (folder := tmp_path / "empty").mkdir()
-    for command in ("init -q", "add .", "commit -qm one", "commit -qm two --allow-empty", f"tag v{CITED['version']}",
-                    "clone -q --bare . ../course.git"):
-        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *command.split()], check=True)
-    cells = [cell.source for cell in jupytext.read(twins.TWINS / "03_processes_and_ranks.py").cells
-             if cell.cell_type == "code"]
-    run = "for cell in {}: get_ipython().run_cell(cell).raise_error()\n"
-    began = first_cell(folder, run.format([cells[0], *cells[:5], SURROUNDINGS]))
-    assert began.returncode == 0, began.stdout + began.stderr
-    assert began.stderr.startswith("Note: switching to "), "git says that a release is not a branch"
-    (clone,) = (path for path in folder.iterdir() if path.name != "ipython")
-    assert json.loads(began.stdout.splitlines()[-1])[0] == str(clone)
-    assert sorted(re.findall("^rank (.) of 4", began.stdout, re.M)) == ["0", "1", "2", "3"], "the lesson goes on"
-    assert (clone / ".git/shallow").exists(), "one commit is enough"
-    again = first_cell(folder, cells[0])  # a new kernel in the same folder
-    assert (again.returncode, again.stderr) == (0, "")
-
-
-def test_where_the_course_cannot_be_had_one_line_says_why(tmp_path):
-    failed = first_cell(tmp_path, https_proxy="http://127.0.0.1:1")
-    assert failed.returncode == 1
-    assert re.fullmatch(f"fatal: .*{CITED['repository-code']}.*\n", failed.stderr)
-    lines = failed.stdout.strip().splitlines()
-    assert lines[-1] == "ModuleNotFoundError: No module named 'course'" and len(lines) < 10, "no flood of frames"
 
 
 def test_an_exercise_s_cell_becomes_a_part_of_the_program_once_it_is_tried(tmp_path, monkeypatch, capsys):
@@ -125,21 +67,26 @@ def test_an_exercise_s_cell_becomes_a_part_of_the_program_once_it_is_tried(tmp_p
 
 
 def test_build_writes_the_cited_address_and_version_wherever_they_stand(tmp_path, monkeypatch):
+    state = "README.md", "doctor/__init__.py", "site/pages/systems.md"
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(runner.ROOT / twins.TWINS, twins.TWINS)
-    Path("doctor").mkdir()
-    for part in ("notebooks/00_start_here.ipynb", *STATE):
-        shutil.copy2(runner.ROOT / part, part)
-    assert cite(CITED["version"], CITED["repository-code"]) == pages(runner.ROOT)
-    outputs = twins.build("00_start_here").cells[1].outputs
-    readme, doctor, *twin_texts = cite("2.3", "https://github.com/ann/course")
+    for page in (*state, "CITATION.cff"):
+        Path(page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(runner.ROOT / page, page)
+
+    def cite(*lines):
+        Path("CITATION.cff").write_text("\n".join([*lines, ""]))
+        twins.set_address()
+        return [Path(page).read_text() for page in state]
+
+    twins.set_address()
+    assert [Path(page).read_text() for page in state] == [(runner.ROOT / page).read_text() for page in state]
+    readme, doctor, systems = cite('version: "2.3"', 'repository-code: "https://github.com/ann/course"')
     assert '\n__version__ = "2.3"  # ' in doctor
-    assert all('-qb v2.3 --depth 1 https://github.com/ann/course"' in text for text in twin_texts)
-    assert "pip" not in FIRST_CELL, "the torch that is there stays"
+    assert "-b v2.3 https://github.com/ann/course course-files" in systems
     assert re.findall(r"Open in (\w+)", readme) == ["Colab", "Kaggle", "Binder"]
     assert "github/ann/course/blob/v2.3/notebooks/00_start_here.ipynb" in readme
-    assert twins.build("00_start_here").cells[1].outputs == outputs != [], "another address makes no output stale"
-    assert "Open in" not in cite("2.3", "https://course.invalid/ann")[0], "only from GitHub can they open a notebook"
+    readme, _, systems = cite('version: "2.3"', 'repository-code: "https://elsewhere.org/ann"')
+    assert "Open in" not in readme and "https://elsewhere.org/ann course-files" in systems
 
 
 def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path):

@@ -27,9 +27,7 @@
 # **Time.** About 10 minutes for you, 1 for the machine.
 
 # %%
-import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
-here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
-sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+from course import lesson; lesson.begin()
 
 # %%
 import json

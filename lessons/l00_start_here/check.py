@@ -10,8 +10,11 @@ from lessons.start.ours.hello import my_hello
 
 @exercise(
     solution=my_hello,
-    hint="Every rank runs the same lines. Which of your two lines may run on every rank? Which one needs a condition, "
-    "and what does a rank know that the others do not?",
+    hint=(
+        "Every rank runs the same lines. Which of your two lines is every rank's, and which is one rank's alone?",
+        "The first `print` needs no condition. The second one does: what does a rank know that the others do "
+        "not?",
+        "`print(f\"hello from rank {rank}\")`. Below it `if rank == 0:`, and in it the same for `world_size`."),
     mistakes={
         "Every rank has to say hello: print that without a condition.":
             mistake(my_hello, {'    print(f"hello': '    if rank == 0:\n        print(f"hello'}),

@@ -47,8 +47,12 @@ WAIT, READ = "torch.cuda.synchronize(device)", "return time.perf_counter()"
 
 @exercise(
     solution=now,
-    hint="Which devices only queue their work? For those, and for no other, wait before you look at the clock. The "
-    "argument says which device it is: a machine may have several.",
+    hint=(
+        "A CPU has done the work when the call returns. A GPU only queues it. For which devices must you wait?",
+        "Wait first, then look at the clock. Wait for the device that you were given: a machine may have "
+        "several.",
+        "`if device.type == \"cuda\":` wait, with `torch.cuda.synchronize(device)`. Then, on every device, "
+        "return `time.perf_counter()`."),
     mistakes={
         "Nobody waits for the GPU: its call has returned, and its work goes on.": mistake(now, {WAIT: "pass"}),
         "You looked at the clock first, and waited then.":
@@ -115,14 +119,20 @@ class Trainings:
 
 @exercise(
     solution=my_rounds,
-    hint="Two loops: over the rounds, and within a round over the programs. What must happen before the first round? "
-    "And who should begin the second round, if the first place in a round is a better one?",
+    hint=(
+        "Two loops: over the rounds, and within a round over the programs. What must happen before the first "
+        "round?",
+        "Before it call each program once, untimed. And if the first place in a round is a better one: who "
+        "should have it in the second round?",
+        "`names = list(programs)`, and `names.reverse()` after each round. For each name: `start = now()`, "
+        "`programs[name]()`, and append `now() - start` to its list."),
     mistakes={
         "The first call of each program is a warm-up: make it before the first round, and do not time it.":
             mistake(my_rounds, {"    for train in programs.values():\n        train()\n": ""}),
         "Let the programs take turns: in each round each of them once. What slows the machine for a while then slows "
         "both.": one_after_the_other,
-        "Change the order from round to round: the place in a round may matter.":
+        "The place in a round may matter. Change the order from round to round, so that each program comes first "
+        "equally often: a random order does not see to that.":
             mistake(my_rounds, {" if number % 2 == 0 else list(programs)[::-1]": ""}),
         "Look at the clock anew before each call.": mistake(my_rounds, {
             "    seconds =": "    start = now()\n    seconds =", "            start = now()\n": ""}),
@@ -161,8 +171,11 @@ def my_gain(phases, name, times):
 
 @exercise(
     solution=my_gain,
-    hint="How many seconds does the step take before, and how many with this one phase shorter? What is a ratio of two "
-    "times, if it is to say how many times as *fast*?",
+    hint=(
+        "Add up seconds. How many does the step take before, and how many with this one phase shorter?",
+        "Only `phases[name]` changes. \"Times as fast\" is a ratio of two times: which of them stands above?",
+        "`old = sum(phases.values())`, `new = old - phases[name] + phases[name] / times`, and the ratio of the "
+        "two."),
     mistakes={
         "You divided the new time by the old one. \"Times as fast\" is the old time divided by the new one.":
             lambda *case: 1 / my_gain(*case),

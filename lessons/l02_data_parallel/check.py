@@ -51,8 +51,14 @@ MEAN_OF_MEANS = {LOSS: "sum(map(cross_entropy, outputs, labels.chunk(devices))) 
 
 @exercise(
     solution=my_step,
-    hint="The forward half is the four steps above, with copies of the model. After loss.backward() each copy holds a "
-    "gradient. By how many rows has it been divided? What does that say about the gradient of the whole batch?",
+    hint=(
+        "After the four steps above comes one loss, of all rows together. `loss.backward()` leaves a gradient in "
+        "each copy. By how many rows has it been divided already?",
+        "The weights of the model and of its copies come in the same order: `zip(model.parameters(), "
+        "*(replica.parameters() for replica in replicas))`.",
+        "`loss = cross_entropy(torch.cat(outputs), labels)`. After backward, for each weight and its `copies`: "
+        "`weight.grad` is made of `[copied.grad for copied in copies]`. All rows have been divided by once: so "
+        "is it their sum, or their mean?"),
     mistakes={
         "The gradients are in the copies' weights, and the optimizer knows only those of the model.":
             mistake(my_step, {SUM: "None"}),
@@ -96,7 +102,7 @@ def step(answer):
                                       f"computed them {copies}.")
         pieces = [len(piece) for piece in batch.chunk(devices)]
         fitting = sum(rows) == len(batch) and len(pieces) <= len(rows) <= devices  # cut in another way, but well
-        yield Case(rows, rows if fitting else pieces, f"{case} the copies computed {rows} rows. Each row should be "
+        yield Case(pieces if fitting else rows, pieces, f"{case} the copies computed {rows} rows. Each row should be "
                                                       f"computed once, as in {pieces}.")
         yield Case(loss.item(), right.item(), f"{case} the loss is {right.item():.4f}; yours is {loss.item():.4f}.")
         for (name, weight), gradient in zip(model.named_parameters(), right_gradients, strict=True):

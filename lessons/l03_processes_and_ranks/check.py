@@ -74,8 +74,13 @@ def listed(returned):
 @exercise_on_ranks(
     measure_join,
     solution=join_part.join,
-    hint="Whoever started the process has said who it is, in os.environ, as text. init_process_group finds the place "
-    "to meet there by itself. Which two of the variables does a process lack that nobody has launched?",
+    hint=(
+        "Whoever started the process has said who it is: in `os.environ`, as text. A process that nobody has "
+        "launched finds nothing there.",
+        "`dist.init_process_group` reads the environment by itself; it needs the backend and a timeout, a "
+        "`timedelta(seconds=…)`. Call it only where `RANK` is set.",
+        "`rank = int(os.environ.get(\"RANK\", 0))`, and so the world size, with 1. `if \"RANK\" in os.environ: "
+        "dist.init_process_group(\"gloo\", timeout=timedelta(seconds=30))`."),
     mistakes={
         "LOCAL_RANK counts the processes of one node, and begins again on the next. The rank counts those of the job.":
             mistake(join_part.join, {'("RANK", 0)': '("LOCAL_RANK", 0)'}),
@@ -90,7 +95,8 @@ def listed(returned):
             mistake(join_part.join, {"timeout=WAIT": "timeout=30"}),
         "The first argument of timedelta is days: write timedelta(seconds=30).":
             mistake(join_part.join, {"timeout=WAIT": "timeout=timedelta(30)"}),
-        "A process that was started by hand has no RANK: os.environ.get(name, default) gives it one.":
+        "A process that was started by hand has no RANK: os.environ.get(name, default) gives it one, and it joins no "
+        "group.":
             mistake(join_part.join, {".get(name, default)": "[name]"}),
     },
     ranks=2 * PER_NODE,
@@ -105,13 +111,15 @@ def join(ranks):
                    f"WORLD_SIZE is {size}. join() returned {seen['returned']}, in place of ({rank}, {size}, cpu).")
         yield Case(seen["group"], size, f"After join() rank {rank} is in a group of {seen['group']}, not of {size}.")
         bounded = seen["timeout"] is not None and 1 <= seen["timeout"] <= LONGEST
-        yield Case(seen["timeout"], seen["timeout"] if bounded else 30.0,
+        yield Case("bounded" if bounded else seen["timeout"], "bounded",
                    f"The longest wait of the group, in seconds: {seen['timeout'] or 'not set'}. At most {LONGEST} will "
                    "do.")
     for seen in ranks:
         yield Case(seen["left"], True, "After leave() the rank is still in the group.")
-        yield Case(seen["alone"], [0, 1, "cpu"], f"Started by hand, without a launcher, join() and leave() gave "
-                   f"{seen['alone']}. A process alone is rank 0 of 1, and has no group to leave.")
+        alone = seen["alone"]
+        yield Case(alone if isinstance(alone, list) else "no triple", [0, 1, "cpu"],
+                   f"Started by hand, without a launcher, join() and leave() gave {alone}. A process alone is rank 0 "
+                   "of 1, and has no group to leave.")
 
 
 # -------------------------------------------------------------------------------------------------------- launch
@@ -167,7 +175,7 @@ def cases_of(launch):
             yield Case(rank[name], value, f"Of 3 processes one has {name}={rank[name]}, in place of {value}." if
                        name != acting.FROM_CALLER else "A variable of your own environment does not reach the ranks.")
         addresses = ("localhost", "127.0.0.1")
-        yield Case(rank["MASTER_ADDR"], rank["MASTER_ADDR"] if rank["MASTER_ADDR"] in addresses else addresses[0],
+        yield Case(addresses[0] if rank["MASTER_ADDR"] in addresses else rank["MASTER_ADDR"], addresses[0],
                    f"MASTER_ADDR is {rank['MASTER_ADDR']}. All ranks meet on this machine: localhost.")
         port = well.ranks[0]["MASTER_PORT"]
         yield Case((rank["MASTER_PORT"] or "").isdigit() and rank["MASTER_PORT"] == port, True,
@@ -197,9 +205,16 @@ def ended(job, what):
 
 @exercise(
     solution=launch_part.launch,
-    hint="Two halves. First start all: subprocess.Popen(command, env=…) returns at once, and each process gets an "
-    "environment of its own. Then look at all of them, again and again: Popen.poll() is None while a process runs. "
-    "What has to happen on every way out of that loop?",
+    hint=(
+        "Two halves. First start all, and wait for none. Then look at all of them, again and again, until you "
+        "know how the job has ended.",
+        "`subprocess.Popen(command, env=…)` returns at once. `poll()` is None while a process runs, then its "
+        "status. A socket that is bound to port 0 gets a free port: `getsockname()[1]`. What has to happen on "
+        "every way out of the second half?",
+        "Start: `[subprocess.Popen(command, env={**os.environ, \"RANK\": str(rank), …}) for rank in "
+        "range(count)]`. Then, in a `try`, until `wait` seconds have passed: `statuses = [process.poll() for "
+        "process in ranks]`; return a status that is neither None nor 0; return 0 where all are 0; sleep a "
+        "moment. Behind the loop return 124. In its `finally`: `kill()` each, then `wait()` for each."),
     mistakes={
         "subprocess.run waits for the end of a process before you start the next one. Popen does not wait.":
             one_after_another,

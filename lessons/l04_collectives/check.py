@@ -87,6 +87,11 @@ def measure(function, context):
         return {"worlds": measured, "alone": raised(function, alone) or alone.tolist()}
 
 
+def kind_of_error(got):
+    """What a rank held, or the kind of error that it raised: the same mistake fails in another line elsewhere."""
+    return got.partition(":")[0] if isinstance(got, str) else got
+
+
 def each_world(ranks):
     """(number of ranks, what each of them measured), from what all ranks measured."""
     for world in ranks[0]["worlds"]:
@@ -105,7 +110,7 @@ def sums(ranks, which):
                 place = next(place for place in range(len(right)) if got[place] != right[place])
                 message = (f"With {world} ranks value {place} of {len(right)} is {got[place]:g} on rank {rank} in the "
                            f"end; {SUM.format(wanted=f'{right[place]:g}')}")
-            yield Case(got, right, message)
+            yield Case(kind_of_error(got), right, message)
 
 
 def counted(of_ranks):
@@ -170,8 +175,13 @@ COLLECTIVE = {"You called the collective that you are to build of messages.": di
     measure,
     ranks=FIVE,
     solution=solution.star,
-    hint="Two steps are enough: all parts go to one rank, which adds them up; then the sum goes to all. What arrives "
-    "needs a tensor of its own before it is added.",
+    hint=(
+        "Two steps are enough. All parts go to one rank, which adds them up. Then the sum goes to all.",
+        "Ask `dist.get_rank()`. Rank 0 receives each part into a tensor of its own, and adds it to `tensor`. "
+        "Only when all parts are in does it send.",
+        "Rank 0: `part = torch.empty_like(tensor)`; for each other rank `dist.recv(part, other)` and `tensor += "
+        "part`; then for each `dist.send(tensor, other)`. All others: `dist.send(tensor, 0)`, `dist.recv(tensor, "
+        "0)`."),
     mistakes={
         "Rank 0 alone has the sum. Every rank needs it.": mistake(solution.star, {
             "dist.isend(tensor, other) for other in others": "", "dist.recv(tensor, 0)": ""}),
@@ -203,8 +213,16 @@ RECEIVE = "receipt = dist.irecv(arriving, (rank - 1) % ranks)\n"
     measure,
     ranks=FIVE,
     solution=all_reduce,
-    hint="What arrives in one step is sent on in the next. Write down for three ranks which chunk each of them sends "
-    "in each step, first half and second half: the number falls by one, modulo 3.",
+    hint=(
+        "What arrives in one step is sent on in the next. Write down for three ranks which chunk each of them "
+        "sends in each step, first half and second half.",
+        "In step s of the first half rank r sends chunk (r - s) % n. What arrives belongs to the chunk whose "
+        "number is one lower, modulo n. In the end rank r has the whole sum of chunk (r + 1) % n, and begins the "
+        "second half with it. `tensor.view(-1)` has one dimension, and the same memory.",
+        "`chunks = tensor.view(-1).tensor_split(n)`. For each of 2 * (n - 1) steps: `outgoing, incoming = "
+        "chunks[(rank - step) % n], chunks[(rank - step - 1) % n]`. Receive into `torch.empty_like(incoming)` "
+        "from the left, send `outgoing` to the right, wait. In the first half add what arrived to `incoming`, in "
+        "the second `copy_` it there. A process without a group returns at once."),
     mistakes={
         "You send the same chunk in every step. Send the chunk that has just arrived.":
             mistake(all_reduce, {MOVES: "chunks[rank], chunks[(rank - 1) % ranks]"}),
@@ -219,6 +237,9 @@ RECEIVE = "receipt = dist.irecv(arriving, (rank - 1) % ranks)\n"
         "`chunk(n)` may give fewer than n parts: eleven numbers for five ranks make four. `tensor_split(n)` gives n.":
             mistake(all_reduce, {"tensor_split": "chunk"}),
         "Cut the tensor into chunks, and send one chunk in each step.": each_tensor_goes_round,
+        "Nobody can assign to a place of a tuple, and `chunks[…] += …` does. Give the chunk a name first, or "
+        "call `chunks[…].add_(…)`.":
+            mistake(all_reduce, {"incoming += arriving": "chunks[(rank - step - 1) % ranks] += arriving"}),
         "All messages go through one rank: in a ring each rank sends to its right neighbour.": solution.star,
         "No rank receives yet, since all are in `send`. Start to receive, then send, then wait: `irecv`, `send`, "
         "`wait()`.": mistake(all_reduce, {RECEIVE: "\n", "receipt.wait()": "dist.recv(arriving, (rank - 1) % ranks)"}),
@@ -246,6 +267,6 @@ def ring(ranks):
                                            f"{seen['most']:.3g} times its tensor; in chunks it is {most:.3g} times.")
     yield from sums(ranks, "one")
     alone = ranks[0]["alone"]
-    yield Case(alone, numbers(0)["eleven"].tolist(), f"In one process without a group, `python mine/train.py`, it gave "
-                                                     f"{alone}")
+    yield Case(kind_of_error(alone), numbers(0)["eleven"].tolist(),
+               f"In one process without a group, `python mine/train.py`, it gave {alone}")
     yield Case(True, True, "", remark=described(of_ranks))

@@ -35,10 +35,14 @@ def refuse(*args, **kwargs):
 
 @exercise(
     solution=our_shard,
-    hint="No rank can ask another one. So each must work out the same order of all n images by itself, another one in "
-    "each epoch: what do all ranks know, and what can a random generator begin with? Then write down an order of 12 "
-    "images, and cut it into batches of 6, as one process does. Which places of it can rank 0 of 2 take, if each "
-    "batch is to be shared, whatever its size?",
+    hint=(
+        "No rank can ask another one. So each must work out the same order of all n images by itself, another "
+        "one in each epoch. What do all ranks know, and what can a random generator begin with?",
+        "Write down an order of 12 images, and cut it into batches of 6, as one process does. Which places of it "
+        "can rank 0 of 2 take, if each batch is to be shared, whatever its size?",
+        "`torch.randperm(n, generator=torch.Generator().manual_seed(…)).tolist()`, with the argument that is the "
+        "same on all ranks and new in each epoch. Of that order every `world_size`-th image, beginning with the "
+        "place `rank`."),
     mistakes={
         "Look at train.py: nothing else shuffles. torch.randperm(n) is an order of n images.": not_shuffled,
         "A random generator without a seed begins differently in each process, and the ranks are processes. They need "
@@ -126,9 +130,14 @@ MEAN = {"    all_reduce(right)": "    right = right / len(mine)\n    all_reduce(
 @exercise_on_ranks(
     measure_evaluate,
     solution=our_evaluate,
-    hint="Each rank takes some of the n images: none is left out, and none comes twice, so the ranks need not have "
-    "equally many. Two numbers make an accuracy. Which of them does each rank know from the start, and which has to "
-    "come from all ranks? all_reduce(tensor) changes the tensor that it is given.",
+    hint=(
+        "Each rank takes some of the n images: none is left out, and none comes twice. So the ranks need not "
+        "have equally many.",
+        "Two numbers make an accuracy. Which of them does each rank know from the start, and which has to come "
+        "from all ranks? `all_reduce(tensor)` changes the tensor that it is given.",
+        "`images, labels = batch(list(range(rank, n, world_size)))`, `right = (model(images).argmax(1) == "
+        "labels).sum()`, `all_reduce(right)`. Then divide by the images of all ranks, and return a number: "
+        "`right.item() / …`."),
     mistakes={
         "The sampler makes all shares equally long, and repeats images for that. In training nobody notices. Here they "
         "count twice.": mistake(our_evaluate, {

@@ -281,7 +281,12 @@ def parts():
 same_weights = Step(
     1, SameWeights,
     "All ranks begin with rank 0's parameters and buffers. state_dict() has both, and its tensors are the model's own.",
-    "A model is more than its parameters: which method gives all of its tensors? And who must call a collective?",
+    ("A model is more than its parameters: which method gives all of its tensors? And who must call a "
+     "collective?",
+     "Every rank calls it, those that receive, too: once for each tensor in the values of "
+     "`self.module.state_dict()`.",
+     "`for tensor in self.module.state_dict().values():` call `dist.broadcast(tensor, src=…)`. Whose weights are "
+     "they?"),
     {"Every rank must call dist.broadcast(tensor, src=0) for each tensor: for the model's own, not for a copy.":
          mistake(SameWeights, {"dist.broadcast(tensor, src=0)": "pass"}),
      "parameters() has no buffers, such as BatchNorm's running means. state_dict() has both.":
@@ -293,8 +298,11 @@ same_weights = Step(
 mean_gradients = Step(
     2, MeanGradients,
     "The ranks train as one process does with all their images. A message per parameter; a frozen one has no gradient.",
-    "An all-reduce leaves the sum in each .grad. What is still to be done to make it the mean? And which parameters "
-    "have no gradient at all?",
+    ("An all-reduce leaves the sum in each `.grad`. What is still to be done to make it the mean?",
+     "Go through `self.module.parameters()`. Which of them have no gradient at all? `self.ranks` is the number "
+     "of ranks.",
+     "For each parameter whose `.grad` is not None: `self.all_reduce(parameter.grad)`, and then divide it in "
+     "place, with `/=`."),
     {"Every rank made the update of its own images. finish() must bring the gradients together.": SameWeights,
      "The loss is a mean over images, so the gradient is a mean over ranks: divide.":
          mistake(MeanGradients, {"parameter.grad /= self.ranks": "pass"}),
@@ -310,8 +318,11 @@ mean_gradients = Step(
 one_message = Step(
     3, OneMessage,
     "One flat tensor, one message. It leaves when all gradients are there: nothing overlaps yet.",
-    "Which parameters belong into the one bucket? The mean that you compute lies in the flat tensor. Where does the "
-    "optimizer look?",
+    ("Which parameters belong into the one bucket? The mean that you compute lies in the flat tensor. Where does "
+     "the optimizer look?",
+     "Four lines: make the bucket, a list; `pack` it; add up the flat tensor over the ranks; `unpack` the mean.",
+     "`bucket = [each for each in self.module.parameters() if each.requires_grad]`, `flat = self.pack(bucket)`, "
+     "`self.all_reduce(flat)`. Then `self.unpack(…, bucket)`, with what makes the sum a mean."),
     {"Pack the gradients of all parameters into one bucket.": MeanGradients,
      "Several buckets are several messages. For one message put all parameters into one list.": BucketsInFinish,
      "Only the parameters with requires_grad belong into the bucket.":
@@ -322,9 +333,15 @@ one_message = Step(
 overlapped = Step(
     4, Overlapped,
     "A bucket leaves when its last gradient is there, backward goes on, and finish() waits before the update.",
-    "Each hook knows its bucket, for instance by its number (functools.partial). Count what a bucket still misses, and "
-    "keep what finish() will need: the bucket, its flat tensor, and the handle. What must the counts be when the next "
-    "backward begins?",
+    ("A bucket can leave when its last gradient is there. So count what each bucket still misses. What must the "
+     "counts be when the next backward begins?",
+     "In `__init__` each parameter gets a hook that knows its bucket's number: `partial(self.arrived, number)`. "
+     "`arrived` keeps what `finish()` will need: the bucket, its flat tensor, and the handle. In `no_sync()` it "
+     "returns at once.",
+     "`arrived`: `self.missing[number] -= 1`, and where that leaves 0: `flat = self.pack(self.buckets[number])`, "
+     "`work = dist.all_reduce(flat, async_op=True)`, and append the three to a list. `finish`: for each of the "
+     "list `work.wait()` and `self.unpack(flat / self.ranks, bucket)`; then empty the list, and let each bucket "
+     "miss all of its parameters again."),
     {"finish() runs after backward(). Send from a hook.": BucketsInFinish,
      "all_reduce returns when the message is through. With async_op=True it returns at once: wait in finish().":
          mistake(Overlapped, {"self.underway.append((bucket, flat, dist.all_reduce(flat, async_op=True)))":
@@ -348,9 +365,15 @@ any_backward = Step(
     5, MyDDP,
     "Right after any backward: every bucket leaves, in the same order on all ranks, also where a gradient is missing "
     "or a second backward adds to the first.",
-    "finish() can send what is left, and pack() puts zeros where a gradient is missing. On which ranks is a bucket "
-    "full, and when? Write down for two ranks which buckets each sends, in their order. And what must every rank have "
-    "sent when a second forward() begins?",
+    ("On which ranks is a bucket full, and when? Write down for two ranks which buckets each sends, in their "
+     "order. And what must every rank have sent when a second forward() begins?",
+     "Send in the order of `self.buckets`: the next one only when the one before it has left. `finish()` sends "
+     "what is left, and `pack()` puts zeros where a gradient is missing. `forward()` sends what is left of a "
+     "backward that `finish()` has not followed yet.",
+     "Keep a list `sent` and a flag `begun`. `arrived`: `if number < len(self.sent)`, this is a second backward: "
+     "forget what was sent, and count anew, as after `finish()`. Then set the flag, count, and `while` the next "
+     "bucket misses nothing: send it. `forward`: `if self.begun and self.communicate:` send the rest. `finish`: "
+     "send the rest, wait, unpack, count anew."),
     {"A bucket with a parameter that got no gradient never leaves. Let finish() send what is left.": Overlapped,
      "A bucket met another one: the ranks sent their buckets in different orders. Send the next bucket only when the "
      "one before it has left.": FullFirst,

@@ -95,29 +95,43 @@ def trap_cases(path, number):
                "what it does there: its ranks must come to do the same.")
 
 
-def trap(number: int, hint: str):
+def trap(number: int, hint: tuple[str, ...]):
     """The exercise to repair a trap: its check gets the path of the file."""
     repairs = "\n\n".join(f"In the place of\n{old.rstrip()}\nwrite\n{new.rstrip()}" for old, new in
                           REPAIRS[number].items())
     return exercise(solution=repairs, hint=hint, mistakes={}, limit=300)
 
 
-@trap(1, "In the step that the film names, gradients agree and weights do not. So the cause stands between finish() "
-      "and the next gradient. Which value there is each rank's own?")
+@trap(1, (
+    "In the step that the film names, gradients agree and weights do not. So the cause stands between finish() "
+    "and the next gradient. Which value there is each rank's own?",
+    "The `if` below `parallel.finish()` compares two losses. Each rank has the losses of its own images, so the "
+    "ranks may decide differently. Which loss would be the same on all?",
+    "Above that `if`: divide `losses[-1]` by `world_size`, and `all_reduce` it. Then it is the mean loss of all "
+    "ranks' images."))
 def trap_1(attempt):
     """Whatever decides over an update must be the same number on all ranks. Here it is the loss of all images."""
     yield from trap_cases(attempt, 1)
 
 
-@trap(2, "The first gradient differs, and the program has the messages of train.py. So look at the loss. Over how many "
-      "images does each rank take its mean?")
+@trap(2, (
+    "The first gradient differs, and the program has the messages of train.py. So look at the loss. Over how "
+    "many images does each rank take its mean?",
+    "Images of class 3 do not count, and the ranks have unequally many of them. Take `reduction=\"sum\"`, and "
+    "divide by the images that count on all ranks. `MyDDP` still divides by the number of ranks.",
+    "Above `counted`: `kept = (labels != 3).sum().to(images.dtype)`, then `all_reduce(kept)`. In it: "
+    "`cross_entropy(outputs, labels, ignore_index=3, reduction=\"sum\") * world_size / kept`."))
 def trap_2(attempt):
     """The mean of the ranks' means is the mean of all only where the ranks count equally many images. Add up, and
     divide by the count of all."""
     yield from trap_cases(attempt, 2)
 
 
-@trap(3, "Which of the printed numbers differs, and on how many ranks? Print how many test images each rank takes.")
+@trap(3, (
+    "Which of the printed numbers differs, and on how many ranks? Print how many test images the ranks take "
+    "together.",
+    "`tested` depends on the number of ranks. Must the ranks have equally many images there?",
+    "Give `evaluate` the 1000 of one process, and delete `tested`."))
 def trap_3(attempt):
     """No comparison of weights sees a wrong evaluation. Each test image counts once, and unequal shares do no harm
     there."""
@@ -161,8 +175,16 @@ def write_mnist(folder: Path) -> None:
 
 @exercise(
     solution=PROGRAMS / "minimal_ddp.py",
-    hint="Go through minimal.py from the top. What must each rank do with values of its own? What must all ranks do "
-    "together? What must one rank do alone?",
+    hint=(
+        "Go through minimal.py from the top. What must each rank do with values of its own? What must all ranks "
+        "do together? What must one rank do alone?",
+        "From top to bottom: join the group; choose the GPU by `LOCAL_RANK`; a sampler, and the batch size of "
+        "one rank; wrap the model; `set_epoch`; add up loss, images and right answers over the ranks; print and "
+        "save on rank 0.",
+        "`sampler = DistributedSampler(train_set, drop_last=True)`, `DataLoader(train_set, BATCH // world_size, "
+        "sampler=sampler)`, `model` in `DistributedDataParallel`. The test: `DataLoader(test_set, BATCH, "
+        "sampler=range(rank, len(test_set), world_size))`, with the inner model. `dist.all_reduce` of sums and "
+        "counts, and divide last."),
     mistakes={},  # whole programs: lessons/l07_traps/test_capstone.py has them
     limit=300,  # compare bounds each start
 )

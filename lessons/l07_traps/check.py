@@ -64,11 +64,17 @@ WEIGHT, WHICH = " * (len(some_labels) / len(labels))", "contextlib.nullcontext()
 @exercise_on_ranks(
     measure_backward,
     solution=backward_part.backward,
-    hint="backward() adds to .grad. So all parts but one can keep their gradients to themselves, and one backward "
-         "sends the sum. Which one must it be? And how much does each part count in the mean?",
+    hint=(
+        "`backward()` adds to `.grad`. So all parts but one can keep their gradients to themselves, and one "
+        "backward sends the sum. Which one must it be?",
+        "`images.chunk(micro_batches)` may give fewer parts, and a small last one. How much does each part count "
+        "in the mean? And DDP decides in forward whether the next backward sends.",
+        "For each part: `with contextlib.nullcontext() if last else parallel.no_sync():` `loss = "
+        "loss_function(parallel(some_images), some_labels) * len(some_labels) / len(labels)`, then "
+        "`loss.backward()`. Return the sum of the losses, each by `detach()`."),
     mistakes={
-        "Nothing was saved. PyTorch's DDP decides in forward whether the next backward sends: no_sync around backward "
-        "alone does nothing, and nothing says so.": changed({
+        "Every backward sent. All but the last belong into no_sync, and their forwards, too: PyTorch's DDP decides in "
+        "forward whether the next backward sends.": changed({
             f"        with {WHICH}:\n            loss = loss_function(parallel(some_images), some_labels)":
             f"        outputs = parallel(some_images)\n        with {WHICH}:\n"
             "            loss = loss_function(outputs, some_labels)"}),
@@ -138,8 +144,13 @@ WRITES = "not dist.is_initialized() or dist.get_rank() == 0"
 @exercise_on_ranks(
     measure_saved,
     solution=save_part.save,
-    hint="Two questions. Whose turn is it to write, also where a process is alone? And which state_dict() has the "
-         "names that a program without DDP knows?",
+    hint=(
+        "Two questions. Whose turn is it to write, also where a process is alone? And which `state_dict()` has "
+        "the names that a program without DDP knows?",
+        "`parallel.module` is the model itself. Where a process is alone there is no group, and "
+        "`dist.get_rank()` raises an error: ask `dist.is_initialized()` first.",
+        "`if not dist.is_initialized() or dist.get_rank() == 0:` call `torch.save(…, file)`, with the "
+        "`state_dict()` of the inner model."),
     mistakes={
         "All ranks have the same weights: one writer is enough, and several that write one file at a time can break "
         "it.": mistake(save_part.save, {WRITES: "True"}),

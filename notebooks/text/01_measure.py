@@ -28,9 +28,7 @@
 # **Time.** About 40 minutes for you, 2 for the machine.
 
 # %%
-import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
-here or os.system("git clone -qb v2.0 --depth 1 https://course.invalid/data-parallel")
-sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import copy
@@ -180,8 +178,8 @@ print("From here on this notebook's stopwatch is", stopwatch)
 #
 # ### Exercise 2: fair rounds
 #
-# `programs` is a dict of functions: `programs[name]()` trains for a moment. `now()` is the time in seconds. In each
-# round every program runs once, and is timed. Return `{name: [its seconds, round by round]}`.
+# `programs` is a dict of functions: `programs[name]()` trains for a moment. `now()`, here without an argument, is the
+# time in seconds. In each round every program runs once, and is timed. Return `{name: [its seconds, round by round]}`.
 #
 # The check has machines on which something disturbs you. On each of them the seconds of a round must have the right
 # ratio. As long as your function is not right, ours takes its place below.
@@ -207,10 +205,11 @@ check.rounds(my_rounds)
 # - One program is *faster* only if the interval excludes 1. The difference is then **significant**. Otherwise there
 #   is **no significant difference**. That does not mean *equal*: more rounds narrow the interval.
 #
-# The ends of the interval are two of the ratios: of six to eight pairs the smallest and the largest, of nine to
-# eleven the second smallest and the second largest. Fewer than six pairs name no winner. If two programs are equally
-# fast, each ratio is above 1 with probability 1/2, like a coin. Five of five on one side have a probability of 2 ×
-# (1/2)⁵ = 6 %, six of six have 3 %. No assumption about the distribution of the times is needed.
+# The ends of the interval are two of the ratios: of six to eight pairs the smallest and the largest, of nine to eleven
+# the second smallest and the second largest, of twelve to fourteen the third ones. Fewer than six pairs name no
+# winner. If two programs are equally fast, each ratio is above 1 with probability 1/2, like a coin. Five of five on
+# one side have a probability of 2 × (1/2)⁵ = 6 %, six of six have 3 %. No assumption about the distribution of the
+# times is needed.
 #
 # Now we put two changes of one line to the test. The **control** is the same program once more: the rule should not
 # call it faster.
@@ -333,7 +332,7 @@ lesson.figure("Lines: computed from the table above. Squares: measured, with 95 
 
 # %% [markdown]
 # This is **Amdahl's law**. What you leave alone sets the limit. The line of the update hardly rises: whoever makes a
-# small phase faster gains next to nothing for the step. That is why `fused=True` had so little to give.
+# small phase faster gains next to nothing for the step. That is why `fused=True` has so little to give.
 #
 # The law will come back. Several ranks share data, forward and backward; they do not share the update, the messages
 # and the start.

@@ -27,9 +27,7 @@
 # **Time.** About 20 minutes for you, 1 for the machine.
 
 # %%
-import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
-here or os.system("git clone -qb v2.0 --depth 1 https://course.invalid/data-parallel")
-sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import copy
@@ -126,8 +124,9 @@ check.step(my_step)
 # check.step.solution()
 
 # %% [markdown]
-# Does it train what one device trains? The next cell trains the model of your program on its images, with 62 images per
-# update, which four devices cannot share evenly. It computes in float64, once with your step, and once with a usual one. Until your step is right, the course's stands in its place.
+# Does it train what one device trains? The next cells train the model of your program on its images, in float64: once
+# with your step, and once with a usual one. Four devices cannot share the 62 images of an update evenly. Until your
+# step is right, the course's stands in its place.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def program_model():

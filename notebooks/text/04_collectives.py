@@ -38,9 +38,7 @@
 # **Time.** About 90 minutes for you, 3 for the machine.
 
 # %%
-import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
-here or os.system("git clone -qb v2.0 --depth 1 https://course.invalid/data-parallel")
-sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json, math, os

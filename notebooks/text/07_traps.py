@@ -33,9 +33,7 @@
 # minutes), then the capstone (45).
 
 # %%
-import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
-here or os.system("git clone -qb v2.0 --depth 1 https://course.invalid/data-parallel")
-sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json

@@ -30,9 +30,7 @@
 # **Time.** About 105 minutes for you, 2 for the machine. After the first 65 there is a place for a break.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
-here or os.system("git clone -qb v2.0 --depth 1 https://course.invalid/data-parallel")
-sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json, os
