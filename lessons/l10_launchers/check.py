@@ -140,16 +140,8 @@ def really(cases, why_not, run, where):
                        remark=f"Run {where} it started {len(got)} ranks.")
 
 
-def reports(console):
-    """The reports of who.py in what ranks have printed, in the order of the ranks; and the last other line."""
-    lines = console.strip().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith('{"host"')]
-    other = [line for line in lines if not line.startswith('{"host"')] or ["nothing"]
-    return sorted(found, key=lambda each: int(each["rank"].get("RANK", 0))), other[-1]
-
-
 def began(console):
-    found, last = reports(console)
+    found, last = who.reports(console)
     return [f"rank {each['rank'].get('RANK')} of {each['rank'].get('WORLD_SIZE')}: {' '.join(each['words'])}"
             for each in found], last
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -9,8 +10,7 @@ import matplotlib.pyplot as plt
 from course import processes
 from course.hosts import where
 from course.plots.style import COLOURS, GREY, PALE, head, write_in
-from lessons.l10_launchers import check
-from lessons.l10_launchers.who import FIVE
+from lessons.l10_launchers.who import FIVE, reports
 
 RECORDED = Path("results/recorded/lessons")
 OF_JOB = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
@@ -39,12 +39,12 @@ def mine_or_ours(exercise, file: str) -> tuple[str, str]:
     return str(ours), "our"
 
 
-def reports_of(job: str, missing: str | None) -> tuple[str, list[dict]]:
+def reports_of(job: str, by_slurm: Callable, missing: str | None) -> tuple[str, list[dict]]:
     """(which run it is, who.py's reports of all ranks) of a job file, run by Slurm, or recorded."""
     recorded = RECORDED / "10_map.json"
     if missing:
         return where(missing, recorded), json.loads(recorded.read_text())
-    found, last = check.reports(check.by_slurm(Path(job).read_text()))
+    found, last = reports(by_slurm(Path(job).read_text()))
     if not found:
         raise RuntimeError(f"the job {job} started no rank: {last}")
     Path("results/live/10_map.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -56,11 +56,11 @@ def given(environment: dict, names: tuple) -> str:
     return "\n".join(f"{name}={environment[name]}" for name in names if name in environment)
 
 
-def map_of(reports: list[dict]) -> plt.Axes:
+def map_of(ranks: list[dict]) -> plt.Axes:
     """Who starts whom on which host, and which variables each gets: the boxes of a job that ran on two nodes."""
     ax = plt.subplots(figsize=(15, 9.5))[1]
-    hosts = sorted({each["host"] for each in reports})
-    script = next(each["script"] for each in reports if each["script"])
+    hosts = sorted({each["host"] for each in ranks})
+    script = next(each["script"] for each in ranks if each["script"])
     width = 14 / len(hosts)
 
     def box(x, y, title, text, colour):
@@ -84,14 +84,14 @@ def map_of(reports: list[dict]) -> plt.Axes:
     box(centres[0], 9.4, "you, on the login node", script.get("SLURM_SUBMIT_HOST", ""), COLOURS[5])
     box(centres[0], 6.9, "the job file, on the first node", given(script, OF_JOB), COLOURS[4])
     for host, x in zip(hosts, centres, strict=True):
-        of_host = [each for each in reports if each["host"] == host]
+        of_host = [each for each in ranks if each["host"] == host]
         arrow((centres[0], 6.3), (x, 5.05), "srun")
         box(x, 4.4, f"torchrun, process {of_host[0]['parent']}", given(of_host[0]["launcher"], OF_TASK), COLOURS[2])
         for number, each in enumerate(of_host):
             place = x + width * ((number + 0.5) / len(of_host) - 0.5) * 0.86
             arrow((x, 3.9), (place, 2.25), "torchrun")
             box(place, 1.3, f"rank, process {each['pid']}", given(each["rank"], FIVE), COLOURS[0])
-    meet = [word for word in reports[0]["asked"] if "endpoint" in word or "master-addr" in word]
+    meet = [word for word in ranks[0]["asked"] if "endpoint" in word or "master-addr" in word]
     arrow((centres[0] + 1.35, 4.4), (centres[-1] - 1.35, 4.4), "rendezvous\n" + " ".join(meet), "<->", ":")
     ax.set_xlim(-0.1, 14.1)
     ax.set_ylim(-0.1, 9.9)

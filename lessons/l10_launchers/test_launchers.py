@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from course.exercise import edited
-from lessons.l10_launchers import check, show
+from lessons.l10_launchers import check, show, who
 from tests import runner
 
 CARDS = "lessons/l10_launchers/cards"
@@ -23,7 +23,7 @@ def run(*command):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_reports_what_torchrun_tells_it(ranks):
-    found, _ = check.reports(run(*runner.command(ranks, "lessons/l10_launchers/who.py", "--epochs", 7)))
+    found, _ = who.reports(run(*runner.command(ranks, "lessons/l10_launchers/who.py", "--epochs", 7)))
     assert [each["rank"]["RANK"] for each in found] == [str(rank) for rank in range(ranks)]
     assert {each["rank"]["WORLD_SIZE"] for each in found} == {str(ranks)}
     assert len({each["parent"] for each in found}) == 1 and not any("RANK" in each["launcher"] for each in found)

@@ -20,6 +20,14 @@ def environment(process):
     return {name: value for name, value in process.environ().items() if name in FIVE or name.startswith("SLURM_")}
 
 
+def reports(console):
+    """The reports of who.py in what ranks have printed, in the order of the ranks; and the last other line."""
+    lines = console.strip().splitlines()
+    found = [json.loads(line) for line in lines if line.startswith('{"host"')]
+    other = [line for line in lines if not line.startswith('{"host"')] or ["nothing"]
+    return sorted(found, key=lambda each: int(each["rank"].get("RANK", 0))), other[-1]
+
+
 def main():
     me, parent = psutil.Process(), psutil.Process().parent()
     script = next((each for each in psutil.process_iter() if each.name() == "slurm_script"), None)

@@ -195,7 +195,7 @@ my_facts = None  # of the five
 # %%
 no_slurm = no_hosts or slurm.missing()
 job, whose = show.mine_or_ours(check.job, "mine/job.sbatch")
-which, reports = show.reports_of(job, no_slurm)
+which, reports = show.reports_of(job, check.by_slurm, no_slurm)
 lesson.verdict(f"{which} It is {whose} file.")
 lesson.predicted(my_facts, len(set(FIVE) & set(reports[0]["launcher"])), "of five")
 
