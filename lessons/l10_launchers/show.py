@@ -1,117 +1,100 @@
-"""Lesson 10: the variables of a rank, who started whom, attempts in a notebook, torchrun's options."""
+"""Lesson 10: what a run on several hosts printed, live or recorded, and the map of a job."""
 
+import json
 import re
-import socket
-import subprocess
-import uuid
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
-from unittest import mock
 
 import matplotlib.pyplot as plt
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError
-from torch.distributed import run as torchrun
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 from course import processes
+from course.hosts import where
 from course.plots.style import COLOURS, GREY, PALE, head, write_in
-from course.rendezvous import MEANING
+from lessons.l10_launchers.who import FIVE, reports
 
-MORE = {
-    "TORCHELASTIC_RESTART_COUNT": "restarts so far", "TORCHELASTIC_MAX_RESTARTS": "restarts at most",
-    "TORCHELASTIC_RUN_ID": "name of the job: `--rdzv-id`",
-    "TORCHELASTIC_USE_AGENT_STORE": "torchrun itself listens at that port",
-    "TORCHELASTIC_ERROR_FILE": "where `@record` leaves a traceback", "OMP_NUM_THREADS": "threads of each process",
-    "ROLE_RANK": "as RANK, where all ranks have one role", "ROLE_WORLD_SIZE": "as WORLD_SIZE, likewise",
-    "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
-ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): \S.*$", re.MULTILINE)
+RECORDED = Path("results/recorded/lessons")
+OF_JOB = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
+OF_TASK = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS")
 
 
-def variables(environment: dict) -> list[dict]:
-    """Rows: what each variable that a launcher gave a rank says, and its value. No host and no folder is shown."""
-    def shown(text):
-        name = ("this machine" if text in (socket.gethostname(), socket.getfqdn()) else
-                f"…/{Path(text).name}" if text.startswith("/") else text)
-        return name if len(name) < 31 else f"{name[:28]}…"
+def run(name: str, command: str, missing: str | None, keep: str = "epoch") -> tuple[str, str]:
+    """(which run it is, the lines with `keep` that the command prints). Where something is missing, the recorded run.
 
-    meaning = MEANING | MORE
-    names = sorted(environment, key=lambda name: (list(meaning).index(name) if name in meaning else 99, name))
-    return [{"variable": f"`{name}`", "says": meaning.get(name, ""),
-             f"rank {environment['RANK']}": shown(environment[name])} for name in names]
-
-
-def process_tree(ranks: list[dict], needed: set[str]) -> plt.Axes:
-    """Who started whom: `ranks` are records of hello_rank.py. Each says how many of the `needed` variables it got."""
-    ax, nodes, links = plt.subplots(figsize=(14, 1.2 * len(ranks)))[1], {}, set()
-    for row, rank in enumerate(ranks):
-        told = f"told {len(needed & set(rank['variables']))} of {len(needed)}"
-        chain = [(pid, name) for pid, name in rank["parents"] if name]  # without shells
-        names = [name for _, name in chain]
-        chain = chain[:names.index("this notebook") + 1] if "this notebook" in names else chain
-        chain = [*reversed(chain), (rank["pid"], f"rank {rank['rank']}: {told}")]
-        links |= set(pairwise(pid for pid, _ in chain))
-        for depth, (pid, name) in enumerate(chain):
-            nodes.setdefault(pid, (name, depth, []))[2].append(row)
-    place = {pid: (depth, mean(rows)) for pid, (_, depth, rows) in nodes.items()}
-    for parent, child in links:
-        ax.plot(*zip(place[parent], place[child], strict=True), color=GREY, zorder=1)
-    for pid, (name, depth, _) in nodes.items():
-        colour = COLOURS[0] if name.startswith("rank") else COLOURS[4] if depth else PALE
-        write_in(ax, *place[pid], f"{name}\nprocess {pid}", colour, path_effects=None,
-                 bbox={"boxstyle": "round,pad=0.5", "facecolor": colour, "edgecolor": "none"})
-    ax.margins(0.2)
-    ax.invert_yaxis()
-    ax.set_axis_off()
-    head(ax, "Who started whom, and what a rank was told", key=[])
-    return ax
+    A live run leaves the lines in results/live/10_NAME.txt.
+    """
+    recorded = RECORDED / f"10_{name}.txt"
+    if missing:
+        return where(missing, recorded), recorded.read_text()
+    lines = [line for line in processes.said(command, 200).splitlines() if re.search(keep, line)]
+    Path(f"results/live/10_{name}.txt").write_text("\n".join(lines) + "\n")
+    return where(None, recorded), "\n".join(lines)
 
 
-def in_a_notebook(first: str, cell: str, seconds: float) -> tuple[str, str]:
-    """How a notebook of these two cells ends, where each may take so many seconds: "worked", "failed" or "hung", and
-    what it prints, or the first error. Nothing that it started is left."""
-    mark = uuid.uuid4().hex
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (first, cell)])
-    client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", shutdown_kernel="immediate")
-    try:
-        client.execute(env=processes.environment(mark), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except CellTimeoutError:
-        return "hung", f"no end within {seconds} s: killed"
-    except CellExecutionError as error:
-        printed = "".join(part.get("text", "") for part in notebook.cells[1].outputs)
-        return "failed", ERROR_LINE.findall(f"{printed}\n{error.ename}: {error.evalue}")[0]
-    finally:
-        processes.end(mark)
-    return "worked", "".join(part.get("text", "") for part in notebook.cells[1].outputs).strip()
-
-
-def launch_config(options: str):
-    """The LaunchConfig that `torchrun OPTIONS main.py` would work with. Nothing is started."""
-    with mock.patch.object(torchrun, "elastic_launch") as launch:
-        torchrun.run(torchrun.parse_args([*options.split(), "main.py"]))
-    return launch.call_args.kwargs["config"]
-
-
-def rendezvous(config) -> dict:
-    """Cells of a row: what a torchrun with this LaunchConfig waits for, and where."""
-    nodes, join = {config.min_nodes, config.max_nodes}, RendezvousTimeout().join.total_seconds()
-    return {"nodes": " to ".join(map(str, sorted(nodes))), "rendezvous": config.rdzv_backend,
-            "they meet at": config.rdzv_endpoint,
-            "name of the job": config.run_id if len(config.run_id) < 9 else f"{config.run_id[:8]}…",
-            "waits for nodes, s": f"{config.rdzv_configs['timeout'] if config.rdzv_backend == 'static' else join:g}"}
-
-
-def mine_or_ours(exercise, ours: Path) -> tuple[Path, str]:
-    """(the file that the check has found right, "yours"); else (`ours`, with our solution written to it, "ours")."""
+def mine_or_ours(exercise, file: str) -> tuple[str, str]:
+    """(the learner's file, "your"), where the check has found it right; else (one with our solution, "our")."""
     if exercise.file:
-        return exercise.file, "yours"
+        return exercise.file, "your"
+    ours = Path("results/live", f"10_our_{Path(file).name}")
     ours.write_text(exercise.answer)
-    return ours, "ours"
+    return str(ours), "our"
 
 
-def essential(console: str) -> str:
-    """The lines of main.py on a console that say who trains, and each epoch; no more than 150 characters of each."""
-    return "\n".join(line[:150] for line in console.splitlines() if re.search(r"rank\(s\) x batch|Epoch: \d", line))
+def reports_of(job: str, by_slurm: Callable, missing: str | None) -> tuple[str, list[dict]]:
+    """(which run it is, who.py's reports of all ranks) of a job file, run by Slurm, or recorded."""
+    recorded = RECORDED / "10_map.json"
+    if missing:
+        return where(missing, recorded), json.loads(recorded.read_text())
+    found, last = reports(by_slurm(Path(job).read_text()))
+    if not found:
+        raise RuntimeError(f"the job {job} started no rank: {last}")
+    Path("results/live/10_map.json").write_text(json.dumps(found, indent=1) + "\n")
+    return where(None, recorded), found
+
+
+def given(environment: dict, names: tuple) -> str:
+    """A line per variable, for a box; those that are not there are left out."""
+    return "\n".join(f"{name}={environment[name]}" for name in names if name in environment)
+
+
+def map_of(ranks: list[dict]) -> plt.Axes:
+    """Who starts whom on which host, and which variables each gets: the boxes of a job that ran on two nodes."""
+    ax = plt.subplots(figsize=(15, 9.5))[1]
+    hosts = sorted({each["host"] for each in ranks})
+    script = next(each["script"] for each in ranks if each["script"])
+    width = 14 / len(hosts)
+
+    def box(x, y, title, text, colour):
+        write_in(ax, x, y, f"{title}\n{text}".strip(), colour, path_effects=None, fontsize=13.5, fontweight="normal",
+                 bbox={"boxstyle": "round,pad=0.5", "facecolor": colour, "edgecolor": "none"}, zorder=3)
+
+    def arrow(start, end, text="", style="-|>", line="-"):
+        ax.annotate("", end, start, zorder=2, arrowprops={
+            "arrowstyle": style, "color": GREY, "linewidth": 2.5, "linestyle": line})
+        middle = [(a + b) / 2 for a, b in zip(start, end, strict=True)]
+        if text:
+            ax.text(*middle, text, fontsize=14, fontweight="bold", ha="center", va="center", zorder=4,
+                    bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none"})
+
+    centres = [width * (number + 0.5) for number in range(len(hosts))]
+    for host, x in zip(hosts, centres, strict=True):
+        ax.add_patch(plt.Rectangle((x - width / 2 + 0.15, 0), width - 0.3, 8.3, facecolor="none", edgecolor=PALE,
+                                   linewidth=4))
+        ax.text(x - width / 2 + 0.35, 7.85, host, fontsize=18, fontweight="bold", va="center")
+    arrow((centres[0], 9.3), (centres[0], 7.6), "sbatch")
+    box(centres[0], 9.4, "you, on the login node", script.get("SLURM_SUBMIT_HOST", ""), COLOURS[5])
+    box(centres[0], 6.9, "the job file, on the first node", given(script, OF_JOB), COLOURS[4])
+    for host, x in zip(hosts, centres, strict=True):
+        of_host = [each for each in ranks if each["host"] == host]
+        arrow((centres[0], 6.3), (x, 5.05), "srun")
+        box(x, 4.4, f"torchrun, process {of_host[0]['parent']}", given(of_host[0]["launcher"], OF_TASK), COLOURS[2])
+        for number, each in enumerate(of_host):
+            place = x + width * ((number + 0.5) / len(of_host) - 0.5) * 0.86
+            arrow((x, 3.9), (place, 2.25), "torchrun")
+            box(place, 1.3, f"rank, process {each['pid']}", given(each["rank"], FIVE), COLOURS[0])
+    meet = [word for word in ranks[0]["asked"] if "endpoint" in word or "master-addr" in word]
+    arrow((centres[0] + 1.35, 4.4), (centres[-1] - 1.35, 4.4), "rendezvous\n" + " ".join(meet), "<->", ":")
+    ax.set_xlim(-0.1, 14.1)
+    ax.set_ylim(-0.1, 9.9)
+    ax.set_axis_off()
+    head(ax, "Who starts whom, and tells it what", key=[])
+    return ax

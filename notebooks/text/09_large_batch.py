@@ -496,5 +496,5 @@ check.update("results/live/09_update.py")
 # 3. Do you want the same training, only faster? Keep the *global* batch. Every row has the same weight in it, in any
 #    rank and any micro-batch.
 #
-# **Next:** [10 · Launchers](10_launchers.ipynb). Until now `torchrun` started the ranks of one machine; what starts
-# them on several?
+# **Next:** [10 · From one machine to a cluster](10_launchers.ipynb). Until now `torchrun` started the ranks of one
+# machine; what starts them on several?
