@@ -1,5 +1,6 @@
 """Exercises of lesson 09: the parts rate and noise of the learner's program."""
 
+import copy
 from functools import partial
 from itertools import product
 
@@ -56,13 +57,14 @@ def measure_noise(answer, context):
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
-    parallel, parameters = MyDDP(model), list(model.parameters())
+    twin, parallel, parameters = copy.deepcopy(model), MyDDP(model), list(model.parameters())  # the twin has no hooks
     noise, seen = answer(model), []
     for share, updates in SHARES:
         small = large = 0.0
         for _ in range(updates):
             images = torch.randn(context.world_size, share, 6) + 0.5
-            own = [torch.cat([each.flatten() for each in torch.autograd.grad(model(part).square().mean(), parameters)])
+            own = [torch.cat([each.flatten() for each in
+                              torch.autograd.grad(twin(part).square().mean(), list(twin.parameters()))])
                    for part in images]
             mean = torch.stack(own).mean(0)
             small += sum(each.square().sum().item() for each in own) / len(own)
@@ -96,7 +98,8 @@ of_noise = partial(mistake, Noise)
         "all_reduce gives the sum of the ranks' squared norms; `small` is their mean.":
             of_noise({"own / ranks, self": "own, self"}),
         "Count the batches in images, not in ranks: share, and share times the number of ranks.":
-            of_noise({"(1 / share - 1 / (share * ranks))": "(1 - 1 / ranks)", "small - noise / share": "small - noise"}),
+            of_noise({"(1 / share - 1 / (share * ranks))": "(1 - 1 / ranks)",
+                      "small - noise / share": "small - noise"}),
         "You divided by the squared norm of the mean gradient. That has noise in it, too: G is less.":
             of_noise({"small - noise / share": "large"}),
         "The noise adds up in the squares of the norms.": of_noise({"square().sum()": "norm()"}),

@@ -32,7 +32,8 @@ def main():
                 sys.exit(f"train.py {' '.join(options)} has ended with exit status {done.returncode}")
             pair[who] = epochs(done.stdout)
         pairs.append(pair)
-        print(f"pair {seed + 1}: one rank {len(pair['one']['ms'])} epochs, two ranks {len(pair['two']['ms'])}", flush=True)
+        print(f"pair {seed + 1}: one rank {len(pair['one']['ms'])} epochs, two ranks {len(pair['two']['ms'])}",
+              flush=True)
     Path(args.out).write_text(json.dumps(pairs), encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from course.plots.style import COLOURS, GREY, head, line_style, percent, ticks
 from lessons.l09_large_batch.record import FILE, TARGET, epochs
 
 IMAGES = 6144  # per epoch
-CHANCE = 0.2  # below this accuracy at the end a training has broken down: guessing gets 0.1
+GUESSING = 0.15  # a training that is below this accuracy after its third epoch has broken down: guessing gets 0.1
 
 
 def option(options: str, name: str, default: float = 0) -> float:
@@ -27,7 +27,8 @@ def recorded(experiment: str) -> list[dict]:
     """The recorded trainings of an experiment, with batch, lr and seed as numbers, and whether each broke down."""
     rows = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
     return [row | {name: option(row["options"], name) for name in ("batch", "lr", "seed")}
-            | {"broken": row["accuracy"][-1] < CHANCE} for row in rows if row["experiment"] == experiment]
+            | {"broken": min(row["accuracy"][3:], default=1) < GUESSING}
+            for row in rows if row["experiment"] == experiment]
 
 
 def live(file: str) -> dict:
@@ -43,6 +44,10 @@ def epochs_to(accuracy: list[float], target: float = TARGET) -> float | None:
             return epoch + (target - before) / (after - before)
         before = after
     return None
+
+
+def epochs_of(row: dict) -> float | None:
+    return epochs_to(row["accuracy"])
 
 
 def seconds_to(training: dict, images: int, batch: int, target: float) -> float | None:
@@ -85,7 +90,8 @@ def steps_to_target(rows: list[dict], scale: tuple[float, float] | None = None) 
     """Updates to the target against images per update, both logarithmic; `scale`: a range of noise scales, a band."""
     ax = plt.subplots(figsize=(11, 7))[1]
     batches, middle = [row["batch"] for row in rows], [median(row["steps"]) for row in rows]
-    straight = [middle[0] * batches[0] / batch for batch in batches]
+    fewest, half = law(batches, middle)
+    straight = [fewest * half / batch for batch in batches]
     ax.plot(batches, straight, color=GREY, linewidth=2, linestyle=":")
     ax.plot(batches, middle, **line_style(0, "recorded"))
     for row in rows:
@@ -97,7 +103,8 @@ def steps_to_target(rows: list[dict], scale: tuple[float, float] | None = None) 
     if scale:
         ax.axvspan(*scale, color=COLOURS[1], alpha=0.15, linewidth=0)
         write_beside(ax, [(scale[1], max(middle), "noise scale,\nas it trains", COLOURS[1])], BESIDE_AN_END)
-    write_beside(ax, [(batches[-1], straight[-1], "half the updates\nfor twice the batch", GREY)], [(-10, 14, "right", "bottom")])
+    write_beside(ax, [(batches[-1], straight[-1], "half the updates\nfor twice the batch", GREY)],
+                 [(-60, 0, "right", "center")])
     return ax
 
 
@@ -109,6 +116,7 @@ def rules(names: list[str], mine: dict | None = None, whose: str = "your") -> li
             ax.plot(range(1, len(row["accuracy"]) + 1), row["accuracy"], color=COLOURS[number], linestyle="--")
         ax.set_xlabel("epochs")
         ax.set_title(name, fontsize=17)
+        ax.axhline(TARGET, color=GREY, linewidth=1.5, linestyle=":")
     if mine:
         axes[-1].plot(range(1, len(mine["accuracy"]) + 1), mine["accuracy"], color="black")
         axes[-1].text(0.97, 0.05, f"solid: live,\n{whose} rate", transform=axes[-1].transAxes, ha="right", fontsize=15)
@@ -118,13 +126,14 @@ def rules(names: list[str], mine: dict | None = None, whose: str = "your") -> li
 
 
 def ends(names: list[str]) -> list[dict]:
-    """A row per experiment: rate, the last accuracy of each seed, and how many broke down."""
+    """A row per experiment: rate, each seed's epochs to the target, and how many broke down."""
     rows = []
     for name in names:
         runs = sorted(recorded(name), key=lambda row: row["seed"])
         lr = runs[0]["lr"] * runs[0]["batch"] / option(runs[0]["options"], "lr-for", runs[0]["batch"])
         rows.append({"training": name, "images per update": int(runs[0]["batch"]), "rate": f"{lr:g}",
-                     "last accuracy, three seeds": " · ".join(f"{row['accuracy'][-1]:.3f}" for row in runs),
+                     f"epochs to {TARGET:.0%}, three seeds": " · ".join(
+                         "never" if reached is None else f"{reached:.1f}" for reached in map(epochs_of, runs)),
                      "broke down": sum(row["broken"] for row in runs)})
     return rows
 
@@ -146,7 +155,7 @@ def noise(mine: dict | None = None, whose: str = "your") -> Axes:
     if mine:
         ax.plot(range(1, len(mine["noise"]) + 1), mine["noise"], color=COLOURS[1], marker="o")
         notes.append((len(mine["noise"]), mine["noise"][-1], f"live, {whose} noise.py", COLOURS[1]))
-    ax.set(yscale="log", xlabel="epochs", ylabel="noise scale, images")
+    ax.set(ylim=(0, None), xlabel="epochs", ylabel="noise scale, images")
     head(ax, "The noise scale, measured while two ranks train", key=[])
     write_beside(ax, notes, BESIDE_AN_END)
     return ax
@@ -160,8 +169,8 @@ def advice(rows: list[dict], scale: float, ours: int) -> list[str]:
         f"**Where does it bend?** The measured updates follow {fewest:.0f} · (1 + {half:,.0f} / batch). So the bend is "
         f"at {half:,.0f} images. The noise scale near the target is {scale:,.0f} images, {scale / half:.1f} times as "
         "much.",
-        f"**The rate for {ours:,} images.** With a noise scale N the theory advises (1 + N / 64) / (1 + N / {ours:,}) = "
-        f"{(1 + scale / 64) / (1 + scale / ours):.1f} times the rate of 64 images; the linear rule "
+        f"**The rate for {ours:,} images.** With a noise scale N the theory advises (1 + N / 64) / (1 + N / {ours:,}) "
+        f"= {(1 + scale / 64) / (1 + scale / ours):.1f} times the rate of 64 images; the linear rule "
         f"{ours / 64:.0f} times, the square root {(ours / 64) ** 0.5:.0f} times. Of the rates that were tried "
         f"{large['lr'] / small['lr']:.0f} times won: {large['lr']:g} after {small['lr']:g}."]
 
@@ -182,11 +191,9 @@ def race(pairs: list[tuple[float | None, float | None]]) -> str:
             f"{result.high:.2f}; {words}).")
 
 
-def closest(names: list[str], to: str) -> str:
-    """The experiment whose last accuracy, by the median of its seeds, is closest to that of another one."""
-    def last(name):
-        return median(row["accuracy"][-1] for row in recorded(name))
-    return min(names, key=lambda name: abs(last(name) - last(to)))
+def soonest(names: list[str]) -> str:
+    """The experiment that needs the fewest epochs to the target, by the median of its seeds."""
+    return min(names, key=lambda name: median(epochs_of(row) or np.inf for row in recorded(name)))
 
 
 def warm_up_matters() -> str:
@@ -194,13 +201,6 @@ def warm_up_matters() -> str:
     without, with_it = (recorded(name) for name in ("linear", "linear, warm-up"))
     return (f"With the linear rule {sum(row['broken'] for row in without)} of {len(without)} seeds broke down without "
             f"warm-up, and {sum(row['broken'] for row in with_it)} of {len(with_it)} with it.")
-
-
-def noise_moves() -> str:
-    """Whether the noise scale of the recorded trainings grows or falls, from the first to the last third of epochs."""
-    runs = recorded("noise")
-    early, late = (median([median(row["noise"][part]) for row in runs]) for part in (slice(0, 10), slice(-10, None)))
-    return "grows" if late > early else "falls"
 
 
 def whose(part: str) -> str:
