@@ -1,105 +1,82 @@
-"""Lesson 09: ranks are one large batch, and what is computed from the recorded runs."""
+"""Lesson 09: the parts in the learner's program, what the recorded trainings are, and what is computed from them."""
 
-from itertools import product
+import json
+import math
+import shutil
+import subprocess
+import sys
 
-import numpy as np
-import pandas as pd
 import pytest
-from torch.utils.data import DataLoader, DistributedSampler
 
-from course import runs
-from lessons.l09_large_batch import show
+from lessons.l09_large_batch import record, show
 from tests import runner
 
-FOLDER = runner.ROOT / "results" / "recorded" / "large-batch"
-# 120 images divide by 3 ranks; the last batch of an epoch is smaller than the others
-TRAIN = ["--dataset", "synthetic", "--device", "cpu", "--samples", 120, "--test-samples", 11, "--epochs", 2,
-         "--optimizer", "sgd"]
+TRAIN = ["lessons/start/train.py", "--parts", "ours", "--small", "--images=192", "--epochs=1"]
 
 
-@pytest.fixture(scope="module")
-def recorded():
-    return show.last_epochs(runs.read_runs(FOLDER))
+def train(*options, ranks=1):
+    start = [sys.executable] if ranks == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run([*start, *TRAIN, *options], cwd=runner.ROOT, capture_output=True, text=True, timeout=200)
 
 
-# ------------------------------------------------------------------------------------------- ranks and one process
+def test_a_warm_up_changes_the_training_and_a_batch_that_a_rate_was_right_for_changes_nothing():
+    plain, same, risen = (record.epochs(train("--batch=48", *options).stdout)["loss"]
+                          for options in ([], ["--lr-for=48"], ["--lr-for=12", "--warm-up=3"]))
+    assert plain == same != risen
 
 
-def test_ranks_with_a_rule_are_one_process_with_the_larger_batch_and_rate(tmp_path):
-    many, one = tmp_path / "many.jsonl", tmp_path / "one.jsonl"
-    launched = [runner.run(3, *TRAIN, "--batch-size", 7, "--lr", 0.02, "--lr-scaling", "sqrt", "--log-file", many),
-                runner.run(0, *TRAIN, "--global-batch-size", 21, "--lr", 0.02 * 3**0.5, "--log-file", one)]
-    assert [done.returncode for done in launched] == [0, 0], [done.stderr for done in launched]
-    df = show.along(runs.read_runs([many, one]))
-    of_many, of_one = (df[df["label"] == label].reset_index(drop=True) for label in ("many", "one"))
-    for name in ("loss", "val_loss", "weight_norm"):
-        np.testing.assert_allclose(of_many[name], of_one[name], rtol=1e-5)
-    assert of_many["loss"].is_monotonic_decreasing, "a training that does not move would prove nothing"
-    for name in ("updates", "images", "global_batch"):
-        assert of_many[name].tolist() == of_one[name].tolist()
+@pytest.mark.parametrize("ranks, batch", [(2, 48), (3, 96)])
+def test_the_noise_scale_is_printed_with_the_courses_parts(ranks, batch):
+    done = train(f"--batch={batch}", "--noise", ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    assert len(record.epochs(done.stdout)["noise"]) == 1
 
 
-def test_updates_are_counted_as_the_loader_makes_them():
-    for samples, ranks, batch_size in product((100, 101), (1, 2, 3), (7, 25)):
-        loader = DataLoader(range(samples), batch_size, sampler=DistributedSampler(range(samples), ranks, 0))
-        assert runs.updates_per_epoch(samples, ranks, batch_size) == len(loader)
+def test_one_rank_cannot_measure_the_noise_scale():
+    done = train("--noise", "--batch=48")
+    assert done.returncode == 2 and "2 ranks or more" in done.stderr
 
 
-# ------------------------------------------------------------------------------------------------- the recorded runs
+def test_the_recorded_trainings_are_those_of_the_script():
+    rows = [json.loads(line) for line in (runner.ROOT / record.FILE).read_text().splitlines()]
+    expected = sorted(f"{options} --seed {seed}" for seed in record.SEEDS for _, _, options in record.trainings())
+    assert sorted(row["options"] for row in rows) == expected
+    for row in rows:
+        assert all(math.isfinite(each) for each in row["accuracy"] + row.get("noise", []))
 
 
-def test_every_recorded_run_is_whole_and_of_one_kind_with_every_seed(recorded):
-    assert set(recorded["source"]) == {"recorded"} and set(recorded["machine"]) == {"large-batch"}
-    assert set(recorded["status"]) <= {"completed", "failed"}
-    assert recorded.loc[recorded["status"] == "failed", "note"].str.contains("not finite").all()
-    same = ["dataset", "samples", "test_samples", "epochs", "model", "threads", "device", "synthetic"]
-    assert len(recorded[same].drop_duplicates()) == 1
-    by = ["optimizer", "world_size", "global_batch", "lr", "lr_scaling"]
-    assert set(map(tuple, recorded.groupby(by)["seed"].agg(sorted))) == {(0, 1, 2)}
+def test_between_two_epochs_a_straight_line_is_assumed():
+    assert show.epochs_to([0.3, 0.4, 0.5], 0.45) == pytest.approx(2.5)
+    assert show.epochs_to([0.3, 0.4], 0.45) is None
+    training = {"accuracy": [0.3, 0.4, 0.5], "ms": [10, 20, 40]}
+    assert show.seconds_to(training, images=100, batch=10, target=0.45) == pytest.approx(0.1 + 0.2 + 0.2)
 
 
-
-def test_a_run_that_broke_off_takes_its_mean_with_it():
-    last = pd.DataFrame({"lr": [1, 1, 2, 2], "result": [0.5, 0.7, 0.9, np.nan]})
-    one, two = show.over_seeds(last, ["lr"]).to_dict("records")
-    assert (one["mean"], one["runs"], one["broken"]) == (pytest.approx(0.6), 2, 0)
-    assert one["sd"] == pytest.approx(np.std([0.5, 0.7], ddof=1))
-    assert np.isnan(two["mean"]) and (two["runs"], two["broken"]) == (2, 1)
+def test_the_law_finds_its_own_numbers():
+    batches = [16, 64, 256, 1024, 4096]
+    assert show.law(batches, [50 * (1 + 300 / batch) for batch in batches]) == pytest.approx((50, 300), rel=0.02)
 
 
-def test_what_a_run_has_spent_adds_up(recorded):
-    run = show.along(runs.read_run(FOLDER / "warm-up" / "lenet-ddp8-batch64-lr0.01-seed0.jsonl"))
-    assert run["images"].tolist() == [10_000, 20_000, 30_000, 40_000, 50_000]
-    assert run["updates"].tolist() == [20, 40, 60, 80, 100] and set(run["global_batch"]) == {512}
-    assert run["elapsed"].iloc[-1] == pytest.approx(run["seconds"].sum())
+def test_a_race_names_a_winner_by_the_rule_and_none_where_a_run_missed_the_target():
+    assert "**2.0 s sooner**" in (won := show.race([(6.0, 4.0)] * 6)) and "; significant" in won
+    assert "1 pairs name no winner" in show.race([(6.0, 4.0)])
+    assert "two ranks 1 times" in show.race([(6.0, None), (6.0, 4.0)])
 
 
-def test_rules_choose_their_runs(recorded):
-    table = show.chosen_by_rules(recorded, lr=0.01, batch=64)
-    assert table.groupby("rule", sort=False)["global_batch"].agg(list).to_dict() == {
-        "rate left alone": [64, 128, 256, 512], "square root": [64, 128, 256, 512], "linear": [64, 128, 256, 512],
-        "linear, warm-up": [512]}
-    assert set(table["runs"]) == {3}
-    sgd = recorded[recorded["optimizer"] == "sgd"]
-    linear = show.against(sgd, 0.01, 64, 512, "linear", "rate left alone")
-    assert linear.low > 1 and linear.pairs == 3 and not linear.significant
-    upside_down = sgd.iloc[::-1]
-    assert show.against(upside_down, 0.01, 64, 512, "linear", "rate left alone") == linear, "pairs have one seed"
-
-
-def test_the_closest_rule_may_lie_above_or_below_and_is_a_rule():
-    after = pd.Series({"1 rank": 0.4, "rate left alone": 0.41, "square root": 0.3, "linear": 0.45})
-    assert show.closest(after, to="1 rank") == "linear"
-
-
-def test_a_run_that_never_reaches_the_accuracy_has_no_time():
-    def run(label, *accuracies):
-        return pd.DataFrame({"label": label, "seconds": 2.0, "val_accuracy": accuracies, "images_per_second": 10,
-                             "synthetic": False})
-
-    table = show.reached(pd.concat([run("1 rank", 0.1, 0.4, 0.3), run("2 ranks", 0.1, 0.2, 0.3)]), 0.4)
-    assert table["reached"].iloc[0] == 4 and np.isnan(table["reached"].iloc[1])
-
-
-def test_the_noise_scale_is_where_the_error_is_as_large_as_the_gradient():
-    assert show.noise_scale({64: 2.0}, 64) == 256
+def test_the_race_runs_the_learners_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(runner.ROOT)
+    mine, made = runner.ROOT / "mine", not (runner.ROOT / "mine").exists()
+    if made:
+        mine.mkdir()
+        shutil.copy("lessons/start/train.py", mine)
+    try:
+        out = tmp_path / "race.json"
+        subprocess.run([sys.executable, "lessons/l09_large_batch/race.py", "--one=--batch 48", "--two=--batch 96",
+                        "--both=--small --images 192 --epochs 1", "--pairs=1", f"--out={out}"], check=True, timeout=200,
+                       env={**__import__("os").environ, "PYTHONPATH": str(runner.ROOT)})
+        [pair] = json.loads(out.read_text())
+        assert len(pair["one"]["ms"]) == len(pair["two"]["ms"]) == 1
+    finally:
+        if made:
+            shutil.rmtree(mine)

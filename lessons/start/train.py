@@ -22,6 +22,12 @@ parser.add_argument("--batch", type=int, default=192, help="images per update, o
 parser.add_argument("--micro-batches", type=int, default=1, help="parts of each rank's batch, one after another")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--lr", type=float, default=0.05, help="learning rate; default: 0.05")
+parser.add_argument("--lr-for", type=int, metavar="BATCH", help="the batch that --lr was right for; default: --batch")
+parser.add_argument("--warm-up", type=int, default=0, help="updates until the full rate is reached; default: 0")
+parser.add_argument("--noise", action="store_true", help="measure the noise scale of the gradient, on 2 ranks or more")
+parser.add_argument("--small", action="store_true", help="a network with a tenth of the arithmetic")
+parser.add_argument("--until", type=float, default=1.0, metavar="ACCURACY", help="stop after the epoch that reaches it")
+parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the images; default: 0")
 parser.add_argument("--save", metavar="FILE", help="write the trained weights")
 parser.add_argument("--parts", choices=("mine", "ours", "torch"), default="mine", help="whose parts: yours where you "
                     "have written one, the course's, or PyTorch's own; default: mine")
@@ -40,25 +46,35 @@ from evaluate import evaluate  # lesson 05: each test image counts once
 from my_ddp import MyDDP  # lesson 06: the same weights, the mean of the gradients
 from backward import backward  # lesson 07: the gradient of a batch, from its micro-batches
 from save import save  # lesson 07: a file that any program can load
+from rate import rate  # lesson 09: the learning rate of an update
+from noise import Noise  # lesson 09: from how many images on is a gradient more than noise?
 from trainer.data import get_dataset  # CIFAR-10, or images made from a seed where it cannot be had
 
-PARTS = ("stopwatch", "join", "all_reduce", "shard", "evaluate", "my_ddp", "backward", "save")
+PARTS = ("stopwatch", "join", "all_reduce", "shard", "evaluate", "my_ddp", "backward", "save", "rate", "noise")
 torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
 rank, world_size, device = join()
 if args.batch % world_size or args.images < args.batch:
     parser.exit(2, f"--batch {args.batch} must be a multiple of the {world_size} ranks, and at most --images\n")
+if args.noise and (world_size == 1 or args.micro_batches > 1):
+    parser.exit(2, "--noise compares the gradients of 2 ranks or more, each of one backward()\n")
 if rank == 0:
     whose = {part: os.path.basename(os.path.dirname(sys.modules[part].__spec__.origin)) for part in PARTS}
     print("parts:", ", ".join(f"{part} ({folder})" for part, folder in whose.items()), flush=True)
 
 train_set, test_set = get_dataset("auto", verify=False)
-torch.manual_seed(0)
+torch.manual_seed(args.seed)
 model = nn.Sequential(  # 156,074 parameters
     nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # [B, 3, 32, 32] to [B, 16, 16, 16]
     nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # to [B, 32, 8, 8]
     nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # to [B, 64, 4, 4]
     nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+if args.small:  # 10,570 parameters
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 4, stride=4), nn.ReLU(),  # to [B, 16, 8, 8]
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # to [B, 32, 4, 4]
+        nn.Flatten(), nn.Linear(512, 10)).to(device)
 parallel = MyDDP(model, all_reduce)
+noise = Noise(model) if args.noise else None
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
 
@@ -69,22 +85,30 @@ def batch(dataset, indices):
 
 
 share = args.batch // world_size  # images per update of this rank
+update, times = 0, args.batch / (args.lr_for or args.batch)
 for epoch in range(args.epochs):
-    mine = shard(args.images, rank, world_size, epoch)
+    mine = shard(args.images, rank, world_size, epoch + 1000 * args.seed)
     losses, start = [], now(device)
     for step in range(args.images // args.batch):
         images, labels = batch(train_set, mine[step * share:(step + 1) * share])
         optimizer.zero_grad()
         losses.append(backward(parallel, cross_entropy, images, labels, args.micro_batches))
         parallel.finish()  # waits until the mean gradients are there
+        if noise:
+            noise.after()
+        optimizer.param_groups[0]["lr"] = rate(args.lr, times, update, args.warm_up)
         optimizer.step()
+        update += 1
     seconds = now(device) - start
     loss = torch.stack(losses).mean() / world_size
     all_reduce(loss)
     accuracy = evaluate(model, lambda indices: batch(test_set, indices), 1000, rank, world_size, all_reduce)
+    scale = f", noise scale {noise.scale(share, all_reduce):.0f}" if noise else ""
     if rank == 0:
         print(f"epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}, {1000 * seconds / len(losses):.1f} ms per "
-              "update", flush=True)
+              f"update{scale}", flush=True)
+    if accuracy >= args.until:  # the same on all ranks
+        break
 
 # Are all ranks still one model? A rank with other weights has another sum.
 sums = torch.zeros(world_size, dtype=torch.float64, device=device)
