@@ -196,7 +196,7 @@ def predict(ready, backward, step, messages):
 @exercise(
     solution=predict,
     hint=("Follow the buckets one after another, with the time at which the link is free again.",
-          "A bucket leaves when it is full and the link is free, whichever is later. It holds the link for its message.",
+          "A bucket leaves when it is full and the link is free, whichever is later. Its message holds the link.",
           "free = 0; for full, seconds in zip(ready, messages): free = max(free, full) + seconds. Exposed is what "
           "of it lies behind backward's end, or 0."),
     mistakes={
