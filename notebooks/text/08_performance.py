@@ -515,9 +515,9 @@ lesson.predicted(my_cause, show.cause(waking))
 lesson.verdict(show.claims(waking))
 
 # %% [markdown]
-# A collective that follows another finds gloo's threads awake and on their cores. In training they sleep while the
-# ranks compute, and the kernel must wake them, on cores that were computing. So measure a message where it is used, or
-# where, as on the dial or between machines, the wire takes much longer than the waking.
+# A collective that follows another finds gloo's threads awake. In training a thread must first get a core again, from
+# which the ranks have just computed. That is a cost per message, whatever its bytes are. So measure a message where it
+# is used, or where the wire takes much longer than the waking, as on the dial or between machines.
 #
 # ## A published series
 #
