@@ -123,7 +123,7 @@ def main():
         cells = []
         for cell in args.cells:
             batch, _, rate = cell.partition("@")
-            if not batch.isdecimal() or not int(batch):
+            if not rate or not batch.isdecimal() or not int(batch):
                 raise ValueError(f"--cells {cell}: write BATCH@RATE, such as 64@200mbit")
             dial.bits(rate)
             cells.append((int(batch), rate))
