@@ -22,7 +22,7 @@ from course.plots.style import (
 )
 from course.plots.tables import by_machine, field, machine_of, name_of, need, plain, source_of, unfinished
 
-LOST = {"take turns": PALE, "share": "#F6DDA8", "talk": "#C5DDF0"}  # where the ranks lose speed
+LOST = {"oversubscription": PALE, "contention": "#F6DDA8", "communication": "#C5DDF0"}  # where the ranks lose speed
 
 
 def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
@@ -72,8 +72,8 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, m
     limit, most = np.minimum(sizes, devices), sizes.max()
     known = {1: 1.0} | {ranks: limits["ceiling"] for ranks, limits in ceilings.items()}
     ceiling = np.interp(sizes, list(known), list(known.values()))
-    for lost, (low, high) in {"take turns": (limit, sizes), "share": (np.minimum(ceiling, limit), limit),
-                              "talk": (np.minimum(measured, ceiling), ceiling)}.items():
+    for lost, (low, high) in {"oversubscription": (limit, sizes), "contention": (np.minimum(ceiling, limit), limit),
+                              "communication": (np.minimum(measured, ceiling), ceiling)}.items():
         ax.fill_between(sizes, low, high, color=LOST[lost], linewidth=0)
     ax.plot(sizes, sizes, "--", color=GREY, linewidth=2)
     ax.plot(sizes, limit, color="black", linewidth=2)
@@ -90,7 +90,7 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, m
     ticks(ax, sizes)
     ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", ylim=(0, 1.1 * max(most, mine or 0)))
     head(ax, "Speed-up, and what it loses", table, columns=3,
-         key={f"lost: the ranks {lost}": colour for lost, colour in LOST.items()})
+         key={f"lost to {lost}": colour for lost, colour in LOST.items()})
     write_beside(ax, ends, BESIDE_AN_END)
     return ax
 

@@ -1,124 +1,232 @@
-"""Lesson 08: whether runs may be compared, what they lost and to what, the phase that grew, the batch from which two
-ranks pay, and the published runs."""
+"""Lesson 08: its tables and pictures."""
 
+from collections.abc import Callable
+from statistics import median
+
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from course import runs
 from course.compare import Ratio, ratio
-from course.lesson import some
+from course.dial import bits
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PHASES, head, line_key, line_style, ticks
+from course.plots.style import COLOURS, GREY, bare, halo, head, line_key, line_style, name_rows, percent, ticks
+from course.predict.fit import size_name
 
-MUST_AGREE = ["dataset", "samples", "test_samples", "model", "batch_size", "lr", "optimizer", "seed", "shuffle",
-              "device", "threads"]
-
-
-def comparable(df: pd.DataFrame, epochs: int) -> list[str] | str:
-    """May the runs be compared? `df`: a table of `runs.read_runs`, a label a run."""
-    last = df.groupby("label", sort=False).tail(1)
-    problems = [f"{run.label}: {run.status}, {some(run.epoch + 1, 'epoch')} of {epochs}. {run.note}"
-                for run in last.itertuples() if run.status != "completed" or run.epoch + 1 != epochs]
-    problems += [f"They differ in `{name}`: {', '.join(map(str, df[name].unique()))}." for name in MUST_AGREE
-                 if df[name].nunique(dropna=False) > 1]
-    return problems or "All runs ended well, on the same images, with the same settings: they may be compared."
+# ---------------------------------------------------------------- first sitting
 
 
-def speedups(lines: dict[str, dict[int, tuple[float, float]]], ax: Axes, title: str, mine: float | None = None) -> Axes:
-    """Speed-up against the number of ranks, with the efficiency written beside it. `lines`: {name of a way to train:
-    {ranks: (speed-up, efficiency)}}, a line each. `mine`: the speed-up predicted for the most ranks."""
-    sizes = sorted({ranks for line in lines.values() for ranks in line})
-    most, ends, points = sizes[-1], [], []
-    ax.plot(sizes, sizes, "--", color=GREY, linewidth=2)
-    ends.append((most, most, "ideal", GREY))
-    for number, (name, line) in enumerate(lines.items()):
-        ax.plot(list(line), [speedup for speedup, _ in line.values()], **line_style(number))
-        for ranks, (speedup, efficiency) in line.items():
-            text = f"{name}: " * (ranks == max(line)) + f"{speedup:.2f}× ({efficiency:.0%})"
-            if ranks > 1:
-                (ends if ranks == most else points).append((ranks, speedup, text, COLOURS[number]))
-    key = [line_key("speed-up (efficiency in brackets)", **line_style(0, "live", GREY))]
-    if mine:
-        ax.plot(most, mine, **line_style(3, "predicted") | {"markersize": 16, "linestyle": ""})
-        ends.append((most, mine, f"you: {mine:g}×", COLOURS[3]))
+def two_consoles(one: pd.DataFrame, eight: pd.DataFrame) -> list[Axes]:
+    """The two consoles of a tutorial: seconds of each epoch, and the accuracies as printed; eight's once more, × 8."""
+    left, right = plt.subplots(1, 2, figsize=(18, 6.5))[1]
+    lines = [("one GPU", one, 1), ("eight GPUs", eight, 1), ("eight GPUs, × 8", eight, 8)]
+    notes: list[list[tuple]] = [[], []]
+    for number, (name, run, times) in enumerate(lines):
+        style = line_style(number, "recorded")
+        for ax, values, ends in ((left, run["seconds"], notes[0]), (right, times * run["accuracy"], notes[1])):
+            if ax is right or times == 1:
+                ax.plot(run["epoch"], values, **style)
+                ends.append((run["epoch"].iloc[-1], values.iloc[-1], name, style["color"]))
+    percent(right)
+    for ax, label, title, ends in ((left, "seconds", "Seconds per epoch", notes[0]),
+                                   (right, "accuracy (%)", "Accuracy, as printed", notes[1])):
+        ax.set(xlabel="epoch", ylabel=label, ylim=(0, None), xlim=(-0.3, 12.5))
+        ticks(ax, range(10))
+        head(ax, f"{title} (published)", key=[])
+        write_beside(ax, ends, BESIDE_AN_END)
+    return [left, right]
+
+
+def compared(speeds: list[dict]) -> dict[int, tuple[Ratio, Ratio]]:
+    """{ranks: (ceiling, speed-up)} of losses.py: processes that never communicate, and DDP, against one process."""
+    rounds = {(each["way"], each["ranks"]): each["rounds"] for each in speeds}
+    alone = rounds["alone", 1]
+    return {ranks: (ratio(rounds["apart", ranks], alone), ratio(rounds["ddp", ranks], alone))
+            for way, ranks in rounds if way == "ddp"}
+
+
+def losses(measured: dict[int, tuple[Ratio, Ratio]], speeds: list[dict], devices: int) -> list[dict]:
+    """From the ideal to the speed-up, a row for each number of ranks. A loss is significant if its interval excludes
+    0."""
+    rounds = {(each["way"], each["ranks"]): each["rounds"] for each in speeds}
+    rows = []
+    for ranks, (ceiling, speedup) in measured.items():
+        limit = min(ranks, devices)
+        together = ratio(rounds["ddp", ranks], rounds["apart", ranks])
+        shared = (f"{limit - ceiling.median:.2f} ({limit - ceiling.high:.2f} to {limit - ceiling.low:.2f})")
+        rows.append({"ranks = ideal": ranks, "lost to oversubscription": ranks - limit, "to contention": shared,
+                     "to communication": f"{ceiling.median - speedup.median:.2f}", "speed-up": f"{speedup.median:.2f}",
+                     "DDP ÷ no communication": str(together)})
+    return rows
+
+
+def exposed(film: dict) -> list[dict]:
+    """A row for each step and rank of a film, in milliseconds: computing, messages under way, and waiting for them."""
+    rows: dict[tuple, dict] = {}
+    for each in film["spans"] + film["messages"]:
+        row = rows.setdefault((each["step"], each["rank"]), {"compute": 0.0, "wait": 0.0, "messages": []})
+        if each.get("lane") in ("compute", "wait"):
+            row[each["lane"]] += each["d"] / 1000
+        elif "bytes" in each and each["end"]:
+            row["messages"] += [each["t"] / 1000, each["end"] / 1000]
+    return [{"step": step, "rank": rank, "computing, ms": f"{row['compute']:.1f}",
+             "communication, ms": f"{max(row['messages']) - min(row['messages']):.1f}",
+             "of it exposed, ms": f"{row['wait']:.1f}"}
+            for (step, rank), row in sorted(rows.items()) if row["messages"]]
+
+
+def computed(film: dict) -> list[list[float]]:
+    """Seconds that each rank computes in each step of a film: a list per step, a number per rank."""
+    seconds: dict[int, dict[int, float]] = {}
+    for each in film["spans"]:
+        if each["lane"] == "compute":
+            of_step = seconds.setdefault(each["step"], {})
+            of_step[each["rank"]] = of_step.get(each["rank"], 0.0) + each["d"] / 1e6
+    return [[of_step[rank] for rank in sorted(of_step)] for _, of_step in sorted(seconds.items())]
+
+
+def by_batch(speeds: list[dict]) -> dict[int, Ratio]:
+    """{images per step of all ranks: speed-up of DDP over one process}"""
+    alone = {each["batch"]: each["rounds"] for each in speeds if each["way"] == "alone"}
+    return {batch: ratio(each["rounds"], alone[batch]) for each in speeds if each["way"] == "ddp"
+            for batch in [each["batch"] * each["ranks"]]}
+
+
+def paying(speedups: dict[int, Ratio], wanted: float) -> int:
+    """The smallest batch whose speed-up reaches `wanted`; the one with the largest speed-up if none does."""
+    return next((batch for batch, each in sorted(speedups.items()) if each.median >= wanted),
+                max(speedups, key=lambda batch: speedups[batch].median))
+
+
+def speedups(measured: dict[int, Ratio], wanted: float) -> Axes:
+    """Speed-up of two ranks against the images per step, with the interval of each."""
+    ax = plt.subplots(figsize=(12, 6))[1]
+    sizes, ends = sorted(measured), []
+    ax.plot(sizes, [measured[size].median for size in sizes], **line_style(0) | {"linewidth": 1.5, "markersize": 13})
+    ax.vlines(sizes, [measured[size].low for size in sizes], [measured[size].high for size in sizes], linewidth=3,
+              color=COLOURS[0])
+    for y, name, colour in ((2, "ideal", GREY), (wanted, f"{wanted:g}×", COLOURS[1]), (1, "one process", "#000000")):
+        ax.axhline(y, color=colour, linewidth=2, linestyle="-" if y == 1 else "--")
+        ends.append((1.4 * sizes[-1], y, name, colour))
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
-    ticks(ax, sizes)
-    ax.set_yticks(sizes, [f"{size:g}" for size in sizes])
-    ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", xlim=(0.9, 1.3 * most),
-           ylim=(0.8 * min(0.9, mine or 1, *(speedup for _, speedup, *_ in points + ends)), 1.2 * max(most, mine or 0)))
-    head(ax, title, key=key)
+    ticks(ax, sizes, "{:,}")
+    ax.set(xlabel="images per step, both ranks together", ylabel="times as fast as one process", ylim=(0, 2.2),
+           xlim=(sizes[0] / 1.4, 1.4 * sizes[-1]))
+    head(ax, "The same step, on one process and on two ranks", key=[
+        line_key("measured, interleaved (upright: 95 % interval)", **line_style(0))])
     write_beside(ax, ends, BESIDE_AN_END)
-    write_beside(ax, points, BESIDE_A_POINT)
+    write_beside(ax, [(size, each.median, f"{each.median:.2f}×", COLOURS[0]) for size, each in measured.items()],
+                 BESIDE_A_POINT)
     return ax
 
 
-def by_batch(measured: dict[int, Ratio], wanted: float, found: int | None, ax: Axes, title: str) -> Axes:
-    """Speed-up of two ranks against one process, over the images of an update. `measured`: {global batch: speed-up}, in
-    the order in which a search measured them; `found`: the search's result."""
-    sizes = sorted(measured)
-    middles = [measured[size].median for size in sizes]
-    lows, highs = zip(*((measured[size].low, measured[size].high) for size in sizes), strict=True)
-    ax.vlines(sizes, lows, highs, color=COLOURS[0], linewidth=3)
-    ax.plot(sizes, middles, color=COLOURS[0], linewidth=1)
-    ax.plot(sizes, middles, **line_style(0) | {"linestyle": "", "markersize": 14})
-    ax.axhline(1, color="black", linewidth=2)
-    notes = [(size, speedup.median, f"{number}: {speedup.median:.2f}×", COLOURS[0])
-             for number, (size, speedup) in enumerate(measured.items(), start=1)]
-    ends = []
-    for y, name, colour in ((2, "ideal", GREY), (wanted, f"wanted: {wanted:g}×", COLOURS[1])):
-        ax.axhline(y, color=colour, linewidth=2, linestyle="--")
-        ends.append((1.5 * sizes[-1], y, name, colour))
-    if found:
-        ax.plot(found, measured[found].median, marker="o", markersize=26, markerfacecolor="none", color=COLOURS[1])
-    ax.set_xscale("log", base=2)
-    ticks(ax, sizes, "{:,}")
-    ax.set(xlabel="images an update, both ranks together", ylabel="times as fast as one process",
-           xlim=(sizes[0] / 1.5, 1.5 * sizes[-1]),
-           ylim=(0, 1.15 * max(2, *(speedup.high for speedup in measured.values()))))
-    head(ax, title, columns=2, key=[
-        line_key("measured, in this order (upright: its interval)", **line_style(0)),
-        line_key("found", marker="o", linestyle="", markersize=16, markerfacecolor="none", color=COLOURS[1])])
-    write_beside(ax, ends, BESIDE_AN_END)
+# ---------------------------------------------------------------- second sitting
+
+
+def messages(points: list[tuple], given: list[tuple], seconds_of: Callable, whose: str) -> Axes:
+    """Milliseconds of messages, (bytes, seconds) each; a line through what `seconds_of` makes of the `given` ones."""
+    ax = plt.subplots(figsize=(12, 6))[1]
+    many = np.geomspace(points[0][0], points[-1][0], 200)
+    ax.plot(many, [1e3 * seconds_of(size, given) for size in many], ":", color=COLOURS[1])
+    for chosen, colour, size in (([each for each in points if each not in given], COLOURS[0], 14), (given, GREY, 11)):
+        ax.plot(*zip(*[(bytes, 1e3 * seconds) for bytes, seconds in chosen], strict=True), "o", color=colour,
+                markersize=size)
+    notes = [(bytes, 1e3 * seconds, f"{seconds_of(bytes, given) / seconds - 1:+.0%}", COLOURS[0])
+             for bytes, seconds in points if (bytes, seconds) not in given]
+    ax.set(xscale="log", yscale="log", xlabel="message (bytes)", ylabel="milliseconds")
+    ticks(ax, [size for size, _ in points])
+    ax.set_xticklabels([size_name(size) for size, _ in points])
+    ax.yaxis.set_major_formatter("{x:g}")
+    head(ax, "All-reduce of two ranks", columns=3, key=[
+        line_key("measured", marker="o", linestyle="", color=COLOURS[0]),
+        line_key(f"given to {whose} function", marker="o", linestyle="", color=GREY),
+        line_key("predicted", linestyle=":", color=COLOURS[1])])
     write_beside(ax, notes, BESIDE_A_POINT)
     return ax
 
 
-def losses(speedups: dict[int, Ratio], ceilings: dict[int, dict], devices: int) -> list[dict]:
-    """From the ideal to the speed-up, a row for each of `ceilings`: {ranks: a ceiling of side_by_side.py}.
-
-    `speedups`: {ranks: against one process}. A round of a ceiling is a pair: all ranks, and one alone beside them. The
-    speed-ups are of separate runs, so what the ranks lose by talking is stated with its range, without a verdict.
-    """
-    rows = []
-    for ranks, ceiling in ceilings.items():
-        limit, speedup = min(ranks, devices), speedups[ranks]
-        middle, low, high = (ceiling[name] for name in ("ceiling", "low", "high"))
-        of_limit = ratio(ceiling["rounds"], [limit] * len(ceiling["rounds"]))
-        share = (f"{limit - middle:.2f} ({limit * (1 - of_limit.high):.2f} to {limit * (1 - of_limit.low):.2f})"
-                 + ": **no significant loss**" * of_limit.undecided)
-        rows.append({"ranks = ideal": ranks, "lost: they take turns": f"{ranks - limit:.2f}", "lost: they share": share,
-                     "lost: they talk": f"{middle - speedup.median:.2f} ({low - speedup.high:.2f} to "
-                                        f"{high - speedup.low:.2f})",
-                     "speed-up": f"{speedup.median:.2f}"})
-    return rows
-
-
-def per_step(df: pd.DataFrame) -> pd.DataFrame:
-    """The table of `runs.read_runs`, with each phase in milliseconds a step, of rank 0."""
-    each = [1000 / runs.updates_per_epoch(run.samples, run.world_size, run.batch_size) for run in df.itertuples()]
-    return df.assign(**{f"{phase}_seconds": df[f"{phase}_seconds"] * each for phase in PHASES})
-
-
-def grown(df: pd.DataFrame) -> str:
-    """The phase that grows most from one rank to two; `df`: that of per_step, its first epoch warms up."""
-    timed = df[(df["epoch"] > 0) | (df["epochs"] == 1)]
-    alone, together = (timed[timed["world_size"] == ranks] for ranks in (1, 2))
-    return max(PHASES, key=lambda phase: (together[f"{phase}_seconds"].median()
-                                          - alone[f"{phase}_seconds"].median()))
+def the_map(batches: list[int], rates: list[str], predicted: dict, measured: dict, corners: list) -> list[Axes]:
+    """Two maps of batch × rate: predicted and measured milliseconds, {(batch, rate): seconds}; and the error."""
+    axes = plt.subplots(1, 3, figsize=(19, 1.6 + 1.1 * len(batches)), sharey=True)[1]
+    errors = {cell: predicted[cell] / measured[cell] - 1 for cell in predicted}
+    panels = [("Predicted, ms per step", {cell: 1e3 * value for cell, value in predicted.items()}, "{:.0f}"),
+              ("Measured, ms per step", {cell: 1e3 * value for cell, value in measured.items()}, "{:.0f}"),
+              ("Error of the prediction", errors, "{:+.0%}")]
+    for ax, (title, values, form) in zip(axes, panels, strict=True):
+        grid = np.array([[values[batch, rate] for rate in rates] for batch in batches])
+        if ax is axes[2]:
+            ax.imshow(grid, cmap="PuOr", vmin=-0.5, vmax=0.5, aspect="auto")
+        else:
+            ax.imshow(np.log(grid), cmap="Blues", vmin=np.log(10), vmax=np.log(400), aspect="auto")
+        for (y, batch), (x, rate) in ((row, column) for row in enumerate(batches) for column in enumerate(rates)):
+            ax.text(x, y, form.format(values[batch, rate]), ha="center", va="center", fontweight="bold",
+                    path_effects=halo())
+            if (batch, rate) in corners:
+                ax.add_patch(Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, fill=False, edgecolor=GREY, linewidth=3,
+                                       linestyle="--"))
+        bare(ax)
+        ticks(ax, range(len(rates)), "")
+        ax.set_xticklabels([f"{bits(rate) / 1e6:g}" for rate in rates])
+        ax.set(xlabel="Mbit/s", title=title)
+    name_rows(axes[0], [f"{batch} images per rank" for batch in batches], bottom=len(batches) - 0.5)
+    return list(axes)
 
 
-def medians(df: pd.DataFrame, label: str) -> dict[str, float]:
-    """{phase: milliseconds of a step} of a run in the table of per_step, after its first epoch."""
-    later = df[(df["label"] == label) & (df["epoch"] > 0)]
-    return {phase: later[f"{phase}_seconds"].median() for phase in PHASES}
+SITUATIONS = {"at once": "after another all-reduce", "pause": "after a pause", "computed": "after products of matrices",
+              "training": "after LeNet's backward"}
+
+
+def waking(rounds: dict[str, list[float]]) -> Axes:
+    """Milliseconds of an all-reduce in four situations, for two sizes: the median of the rounds, and their range."""
+    ax = plt.subplots(figsize=(12, 5.5))[1]
+    sizes = list(dict.fromkeys(int(name.split()[0]) for name in rounds))
+    for number, size in enumerate(sizes):
+        for y, situation in enumerate(SITUATIONS):
+            values = rounds[f"{size} {situation}"]
+            place = y + 0.38 * (number - 0.5)
+            ax.barh(place, median(values), height=0.34, color=COLOURS[number], label=f"{size:,} bytes" * (y == 0))
+            ax.plot([min(values), max(values)], [place, place], color="black", linewidth=1.5, marker="|")
+            ax.text(max(values), place, f"  {median(values):.2f} ms", va="center", fontweight="bold")
+    name_rows(ax, list(SITUATIONS.values()))
+    ax.margins(x=0.15)
+    ax.set_xlabel("milliseconds, from the arrival of the last rank (line: all rounds)")
+    head(ax, "The same all-reduce", key={f"{size:,} bytes": COLOURS[number] for number, size in enumerate(sizes)},
+         columns=2)
+    return ax
+
+
+def cause(rounds: dict[str, list[float]]) -> str:
+    """What costs an all-reduce of all gradients more: a "pause" before it, or having "computed"."""
+    size = max(int(name.split()[0]) for name in rounds)
+    return max(("pause", "computed"), key=lambda situation: median(rounds[f"{size} {situation}"]))
+
+
+def claims(rounds: dict[str, list[float]]) -> list[str]:
+    """For each size, how many times as long each situation takes as one all-reduce after another."""
+    return [f"{int(size):,} bytes, {SITUATIONS[situation]} ÷ {SITUATIONS['at once']}: "
+            f"{ratio(values, rounds[f'{size} at once'])}"
+            for name, values in rounds.items() for size, situation in [name.split(maxsplit=1)]
+            if situation != "at once"]
+
+
+def published(gpus: list[int], measured: list[float], predicted: list[float], given: list[int]) -> Axes:
+    """Efficiency of a published series against the number of GPUs, and the model's line through the `given` points."""
+    ax = plt.subplots(figsize=(12, 6))[1]
+    ax.plot(gpus, predicted, **line_style(1, "predicted") | {"marker": ""})
+    ax.plot(gpus, measured, **line_style(0, "recorded") | {"linestyle": "", "markersize": 13})
+    chosen = [gpus.index(each) for each in given]
+    ax.plot(given, [measured[each] for each in chosen], "o", color=GREY, markersize=13)
+    ax.set_xscale("log", base=2)
+    ticks(ax, gpus)
+    percent(ax)
+    ax.set(xlabel="H100s, 8 per node", ylabel="tokens per second and GPU,\n% of those on 8 GPUs", ylim=(0, 1.1))
+    head(ax, "A language model, data parallel", columns=2, key=[
+        line_key("published, not measured here", **line_style(0, "recorded") | {"linestyle": ""}),
+        line_key("published, and given to the model", marker="o", linestyle="", color=GREY),
+        line_key("predicted", linestyle=":", color=COLOURS[1])])
+    write_beside(ax, [(size, here, f"{there / here - 1:+.0%}".replace("+-", "-"), COLOURS[1])
+                      for size, here, there in zip(gpus, measured, predicted, strict=True) if size not in given],
+                 BESIDE_A_POINT)
+    return ax

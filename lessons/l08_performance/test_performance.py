@@ -1,53 +1,72 @@
-"""Lesson 08: the phase that grew, and the learner's functions on recorded runs."""
+"""Lesson 08: its programs on ranks, its model, and the figures that it takes from them."""
 
 import json
 
-import pandas as pd
 import pytest
 
-from course import compare, runs
-from lessons.l08_performance import check, show
-from tests.runner import ROOT
+from lessons.l08_performance import check, losses, show, step_map, waking
+from tests import runner
 
-RECORDED = ROOT / "results" / "recorded"
-
-
-def run(label, ranks, epochs=2, **fields):
-    """A table of `runs.read_runs` with one run; each epoch a second, and a tenth more in backward than ranks."""
-    return pd.DataFrame([dict(
-        label=label, world_size=ranks, epoch=epoch, epochs=2, status="completed", note="", dataset="cifar10",
-        samples=640, test_samples=100, model="lenet", batch_size=64, lr=0.001, optimizer="adam", seed=0, shuffle=True,
-        device="cpu", threads=1, cores=2, images_per_second=100.0 * ranks + epoch, data_seconds=0.1,
-        forward_seconds=0.5, backward_seconds=0.4 * ranks, update_seconds=0.1) | fields for epoch in range(epochs)])
+FOLDER = "lessons/l08_performance"
 
 
-def test_the_phase_that_grew_is_in_milliseconds_a_step_after_the_warm_up():
-    df = show.per_step(pd.concat([run("1 rank", 1), run("2 ranks", 2)]))
-    assert df["forward_seconds"].tolist() == pytest.approx([50, 50, 100, 100])
-    assert show.grown(df) == "backward"
-    df.loc[df["world_size"] == 2, "data_seconds"] = [0, 999]  # the first epoch warms up
-    assert show.grown(df) == "data"
+def written(ranks, script, path, *arguments):
+    done = runner.run(ranks, *arguments, "--out", path, script=f"{FOLDER}/{script}.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
 
 
-def test_a_loss_by_sharing_has_the_interval_of_its_rounds_and_one_by_talking_the_range():
-    rounds = [1.5, 1.6, 1.7, 1.6, 1.6, 1.8]
-    speedup = compare.of_separate_runs([130, 140, 150], [100])
-    [row] = show.losses({2: speedup}, {2: {"rounds": rounds, "ceiling": 1.6, "low": 1.5, "high": 1.8}}, devices=2)
-    assert row["lost: they share"] == "0.40 (0.20 to 0.50)" and row["lost: they talk"] == "0.20 (0.00 to 0.50)"
-    [row] = show.losses({2: speedup}, {2: {"rounds": [1.5, 1.6, 1.7, 1.6, 1.6, 2.1], "ceiling": 1.6, "low": 1.5,
-                                           "high": 2.1}}, devices=2)
-    assert row["lost: they share"].startswith("0.40 (-0.10 to 0.50): "), "it is not significant, and says so"
+@pytest.mark.parametrize(("ranks", "options", "ways"), [
+    (3, [], [("alone", 1, 64), ("apart", 2, 64), ("ddp", 2, 64), ("apart", 3, 64), ("ddp", 3, 64)]),
+    (2, ["--global-batches", 14], [("alone", 1, 14), ("ddp", 2, 7)])])
+def test_each_way_is_measured_in_each_round(ranks, options, ways, tmp_path):
+    measured = written(ranks, "losses", tmp_path / "x.json", "--dataset", "synthetic", "--rounds", 2, "--seconds", 0.05,
+                       *options)
+    assert [(each["way"], each["ranks"], each["batch"]) for each in measured["speeds"]] == ways
+    assert all(len(each["rounds"]) == 2 and min(each["rounds"]) > 0 for each in measured["speeds"])
 
 
-def test_the_speed_up_of_exercise_1_is_that_of_the_reader_of_logs():
-    logs = {name: RECORDED / "two-cpu-cores" / f"{name}.jsonl" for name in ("one-process", "ddp2", "ddp4", "ddp8")}
-    records = {name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()}
-    for run in runs.speedup_table(runs.read_runs(logs)).itertuples():
-        speedup, efficiency = check.my_speedup(records["one-process"], records[run.label])
-        assert speedup == pytest.approx(run.speedup) and efficiency == pytest.approx(run.efficiency)
+def test_a_step_is_measured_with_its_parts_and_its_time_on_the_wire(tmp_path):
+    measured = written(2, "step_map", tmp_path / "x.json", "--cells", "7@100mbit", "--parts", "--rounds", 1)
+    assert measured["buckets"] == [529_960, 73_984, 20_352], "as the film of train.py has them"
+    [[first, *rest, backward, step]] = measured["computing"]["7"]
+    assert 0 < first <= max(first, *rest) <= backward <= step
+    assert measured["messages"]["100mbit"]["2119840"][0] == pytest.approx(0.170, rel=0.4), "by its bytes"
+    assert measured["steps"]["7@100mbit"][0] > 0.04, "the first bucket alone takes 42 ms"
 
 
-def test_the_recorded_runs_have_the_faults_that_were_made():
-    steps = show.per_step(runs.read_runs(RECORDED / "went-wrong"))
-    sound, *wrong = (show.medians(steps, run) for run in ("sound", "a", "b", "c"))
-    assert [check.my_diagnosis(sound, run) for run in wrong] == ["threads", "data", "slow rank"]
+def test_an_all_reduce_is_timed_in_four_situations(tmp_path):
+    rounds = written(2, "waking", tmp_path / "x.json", "--rounds", 1, "--calls", 2)["rounds"]
+    assert {name.split(maxsplit=1)[1] for name in rounds} == show.SITUATIONS.keys()
+    assert {int(name.split()[0]) for name in rounds} == {400, 248_024}
+    assert show.cause(rounds) in ("pause", "computed") and len(show.claims(rounds)) == 6
+
+
+@pytest.mark.parametrize(("program", "ranks", "arguments", "message"), [
+    (losses, 1, [], "--nproc_per_node=2"), (losses, 2, ["--dataset", "synthetic", "--global-batches", 7], "a multiple"),
+    (step_map, 1, ["--cells", "7@100mbit"], "--nproc_per_node=2"), (step_map, 2, ["--cells", "7"], "--cells 7"),
+    (step_map, 2, ["--cells", "7@fast"], "is no rate"), (waking, 1, [], "--nproc_per_node=2")])
+def test_bad_input(program, ranks, arguments, message, tmp_path, refused):
+    assert message in refused(program, *arguments, "--out", tmp_path / "x.json", ranks=ranks)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bucket_waits_for_its_gradients_and_for_the_link():
+    assert check.predict([4, 7, 10], 10, 11, [8, 2, 1]) == (16, 5)  # 4 to 12, 12 to 14, 14 to 15
+    assert check.predict([4, 7, 10], 10, 11, [1, 1, 0]) == (11, 0)
+
+
+def test_the_straggler_of_a_film_computes_longest():
+    spans = [{"lane": "compute", "step": step, "rank": rank, "d": d} for step in range(3)
+             for rank, d in ((1, 9e4), (0, 1e4), (0, 2e4))] + [{"lane": "wait", "step": 0, "rank": 0, "d": 9e9}]
+    assert show.computed({"spans": spans}) == [[0.03, 0.09]] * 3
+    assert check.my_straggler(show.computed({"spans": spans})) == (1, pytest.approx(0.06))
+
+
+def test_the_batch_that_pays_is_the_smallest_that_reaches_what_is_wanted():
+    speeds = [{"way": way, "ranks": ranks, "batch": batch // ranks, "rounds": [speed * batch] * 6}
+              for batch, speed in ((64, 1.2), (512, 1.8), (1024, 1.9)) for way, ranks, speed in (
+                  ("alone", 1, 1.0), ("ddp", 2, speed))]
+    measured = show.by_batch(speeds)
+    assert {batch: each.median for batch, each in measured.items()} == pytest.approx({64: 1.2, 512: 1.8, 1024: 1.9})
+    assert show.paying(measured, 1.7) == 512 and show.paying(measured, 3) == 1024
