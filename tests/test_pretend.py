@@ -59,7 +59,8 @@ BROKEN = [  # what is changed in the training above, together: (old, new, the fi
     [("torch.manual_seed", GLOBAL_0, "fetched_by_rank_0", "worth a look", "open(file).close"),
      ('"nccl")', '"nccl", rank=rank, world_size=8)', "world_size", "wrong", "world_size=8")],
     [("DataLoader(images, 2", "DataLoader(images, 64, drop_last=True", "no_step", "wrong", "for x, y")],
-    [("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong", "loader =")],
+    [("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong", "loader ="),
+     ("512 // ranks", "512 // ranks", "no_step", "wrong", "loader =")],
 ]
 
 
