@@ -53,8 +53,8 @@ CAUSES = {
 }
 
 # What collectors of logs put in front of a line: colours, a time with a level or a host behind it, the rank.
-PREFIX = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]"
-                    r"(?:[^\n\[:]*?(?=\[rank\d+\]))?|\[(?:\d+,\d+|default\d+)\](?:<\w+>)?:[ ]?|\[rank\d+\]:[ ])+")
+PREFIX = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?"
+                    r"[ \t](?:[^\n\[:]*?(?=\[rank\d+\]))?|\[(?:\d+,\d+|default\d+)\](?:<\w+>)?:[ ]?|\[rank\d+\]:[ ])+")
 
 
 def explain(output: str) -> tuple[str, str] | None:

@@ -4,8 +4,8 @@
 
 A minute at most. Rank 0 prints a table, and a line for each trouble. There is no list of what hardware should reach: a
 rank is compared with the median of the others in the same moment, a connection with those that do not touch its ends.
-Other programs disturb a test for a moment. So a rank is slow only if it was in each of several rounds, seconds apart, and
-a connection only in its fastest message, and again when it is tested alone.
+Other programs disturb a test for a moment. So a rank is slow only if it was in each of several rounds, seconds apart,
+and a connection only in its fastest message, and again when it is tested alone.
 """
 
 import fcntl
@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,15 @@ class Ranks:
         self.store.set(f"{step} {self.rank}", "")
         if self.store.add(f"{step} count", 1) == self.size:
             self.store.set(f"{step} all", "")
-        self.wait(f"{step} all", lambda: [rank for rank in range(self.size) if not self.store.check([f"{step} {rank}"])])
+        self.wait(f"{step} all",
+                  lambda: [rank for rank in range(self.size) if not self.store.check([f"{step} {rank}"])])
 
     def gather(self, what: str, value: Any) -> list[Any]:
         """What each rank has: on rank 0; elsewhere nothing."""
         self.store.set(f"value of {what} {self.rank}", json.dumps(value))
         self.meet(what)
-        return [json.loads(self.store.get(f"value of {what} {rank}")) for rank in range(self.size)] if not self.rank else []
+        keys = [f"value of {what} {rank}" for rank in range(self.size) if not self.rank]
+        return [json.loads(self.store.get(key)) for key in keys]
 
     def told(self, what: str, value: Any = None) -> Any:
         """What rank 0 says."""
@@ -204,7 +207,7 @@ def one_way(ranks: Ranks, pair: tuple[int, int], size: int, device: torch.device
             first(data, other)
             second(short, other)
 
-        took = [timed(lambda: talk(ranks, there_and_back, named([other])), device) for _ in range(4)][1:]
+        took = [timed(partial(talk, ranks, there_and_back, named([other])), device) for _ in range(4)][1:]
         if ranks.rank == source:
             times[source, target] = min(took)
     return times
@@ -317,7 +320,8 @@ def slow_ends(times: Times, noise: float) -> tuple[dict[int, tuple[float, float]
 
 
 def megabits(size: int, seconds: float) -> str:
-    return f"{8 * size / seconds / 1e6:,.3g} Mbit/s" if 8 * size / seconds < 1e9 else f"{8 * size / seconds / 1e9:,.3g} Gbit/s"
+    rate = 8 * size / seconds / 1e6
+    return f"{rate:.3g} Mbit/s" if rate < 1000 else f"{rate / 1000:.3g} Gbit/s"
 
 
 def slow_links(times: Times, size: int, every: list[dict], noise: float) -> Iterator[tuple[str, str, str, set]]:
@@ -348,16 +352,21 @@ def slow_links(times: Times, size: int, every: list[dict], noise: float) -> Iter
                        if every[hosts.index(names[end])]["card"]), key=lambda each: each[1], default=None)
         if slowest and not mine & done and 8 * size / took < slowest[1] / BELOW_CARD and took > noise:
             yield ("slow_connection", f"{names[one]} to {names[other]}",
-                   f"carries {megabits(size, took)}, and the card {slowest[0]} says {slowest[1] / 1e6:,.0f} Mbit/s.", mine)
+                   f"carries {megabits(size, took)}, and the card {slowest[0]} says {slowest[1] / 1e6:,.0f} Mbit/s.",
+                   mine)
     for inside in (True, False):
         part = {pair: took for pair, took in times.items()
                 if (hosts[pair[0]] == hosts[pair[1]]) == inside and pair not in done}
         ends, pairs = slow_ends(part, noise)
         for end, figures in ends.items():
-            yield ("slow_links", f"rank {end} on {hosts[end]}", f"even the fastest of its connections {carries(*figures)}",
-                   {pair for pair in part if end in pair})
-    XX rank {pair[1]}"
-                   + f" ({hosts[pair[0]]} to {hosts[pair[1]]})" * (not inside), carries(*figures), {pair})
+            yield ("slow_links", f"rank {end} on {hosts[end]}",
+                   f"even the fastest of its connections {carries(*figures)}", {pair for pair in part if end in pair})
+        for pair, figures in pairs.items():
+            if pair[::-1] not in pairs or pair[0] < pair[1]:
+                way = "and" if pair[::-1] in pairs else "to"
+                yield ("slow_connection", f"rank {pair[0]} {way} rank {pair[1]}"
+                       + f" ({hosts[pair[0]]} {way} {hosts[pair[1]]})" * (not inside), carries(*figures),
+                       {pair, pair[::-1]} & pairs.keys())
 
 
 LOOK = {
@@ -389,14 +398,17 @@ def troubles(known: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         if threads > here[0]["cores"] and max(each["same"]["threads"] for each in here) > 1:
             yield "threads", host, f"its {len(here)} ranks start {threads} threads on {here[0]['cores']} cores."
         if here[0]["shm"] is not None and here[0]["shm"] < SHM:
-            yield "shared_memory", host, f"/dev/shm has {here[0]['shm'] / 1e6:.0f} MB; loader workers hand over batches there."
+            yield ("shared_memory", host,
+                   f"/dev/shm has {here[0]['shm'] / 1e6:.0f} MB; loader workers hand over batches there.")
     for part, what in enumerate(("a matrix product", "a copy")):
-        for rank, least in slow_computing(known["rounds"], part).items() if known.get("rounds") else ():
-            if part == 0 or rank not in slow_computing(known["rounds"], 0):
-                yield ("slow_rank", f"rank {rank} on {every[rank]['host']}", f"{what} takes {least:.2g} times as long as "
-                       f"on the others, or more, in each of {len(known['rounds'])} rounds. {known['busiest'][rank]}".strip())
-    for name, who, seen, _ in slow_links(known["pairs"], known["bytes"], every, known["noise"]) if "pairs" in known else ():
-        yield name, who, seen
+        rounds, said = known.get("rounds"), known.get("busiest", {})
+        for rank, least in slow_computing(rounds, part).items() if rounds and len(rounds) == ROUNDS else ():
+            if part == 0 or rank not in slow_computing(rounds, 0):
+                yield ("slow_rank", f"rank {rank} on {every[rank]['host']}", f"{what} takes {least:.2g} times as long "
+                       f"as on the others, or more, in each of {ROUNDS} rounds. {said[rank] if said else ''}".strip())
+    if known.get("pairs"):
+        for name, who, seen, _ in slow_links(known["pairs"], known["bytes"], every, known["noise"]):
+            yield name, who, seen
     for host, ahead, error in known.get("clocks", ()):
         if abs(ahead) - error > CLOCK:
             yield "clock", host, f"its clock is {ahead:+.1f} s from that of {every[0]['host']}."
@@ -427,11 +439,12 @@ def table(known: dict[str, Any], size: int, seconds: float) -> Iterator[str]:
     for name, seconds_of in known.get("all_reduces", {}).items():
         yield f"  all-reduce {name}: " + ", ".join(
             f"{byte / 2**20:g} MiB {1e3 * took:.3g} ms" for byte, took in seconds_of.items() if took)
-    if "pairs" in known:
+    if known.get("pairs"):
         yield (f"  pairs: {len(known['pairs']) // 2} of {size * (size - 1) // 2} tested with messages of "
                f"{known['bytes'] / 2**20:.3g} MiB")
     if read := [seconds for seconds in known.get("file", ()) if seconds is not None]:
-        yield f"  a file of {FILE >> 20} MiB, written by rank 0, was read by {len(read)} ranks in {1e3 * max(read):.0f} ms at most"
+        yield (f"  a file of {FILE >> 20} MiB, written by rank 0, was read by {len(read)} ranks in "
+               f"{1e3 * max(read):.0f} ms at most")
     for host, ahead, error in known.get("clocks", ()):
         yield f"  clock of {host}: {1e3 * ahead:+.1f} ms from rank 0's, to {1e3 * error:.1f} ms"
 

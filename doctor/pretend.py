@@ -376,7 +376,8 @@ def examine(args):
     for lack in at_scale.LACKS:
         if lack(known[-1]) and not lack(runs[0]):
             last = max(rank for rank in chosen if not lack(runs[rank]))
-            edges[lack.__name__] = first(last, min(rank for rank in chosen if rank > last), lambda rank, lack=lack: (
+            following = min(rank for rank in chosen if rank > last)
+            edges[lack.__name__] = first(last, following, lambda rank, lack=lack: (
                 lack(run(args, rank, nodes, gpus, runs[0].get("given", ())))))
     if at_scale.becomes_nothing(runs[0]) and not at_scale.failed(alone):
         edges["becomes_nothing"] = first(0, nodes, lambda count: at_scale.becomes_nothing(run(args, 0, count, gpus)))

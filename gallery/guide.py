@@ -29,7 +29,8 @@ def head() -> str:
     """How the page begins, up to the first entry."""
     page = TABLE["page"]
     return "\n".join(["# Troubleshooting", "", "<!-- Made by `python -m gallery guide`. Do not edit it here. -->", "",
-                      *markdown(symptoms()), "", page["opening"], "", "## It hangs now, and no recorder is set", "", page["hangs_now"], "",
+                      *markdown(symptoms()), "",
+                      page["opening"], "", "## It hangs now, and no recorder is set", "", page["hangs_now"], "",
                       "## Which hang is it?", "", *markdown(hangs()), "", *readings()]) + "\n"
 
 

@@ -146,7 +146,8 @@ sampler = DistributedSampler(images)
 loader = DataLoader(Files(), 2)
 """
 LARGE_ONLY = [
-    ("loader = DataLoader(images, 2,", "loader = DataLoader(images, 20 // ranks,", "From 3 x 8 = 24 ranks on", "loader ="),
+    ("loader = DataLoader(images, 2,", "loader = DataLoader(images, 20 // ranks,",
+     "From 3 x 8 = 24 ranks on", "loader ="),
     ("    dist.all_reduce", TESTED, "From rank 20 on, 12 of 32 ranks read", "sum(len"),
     ("sampler = DistributedSampler(images)\nloader = DataLoader(images, 2, sampler=sampler, num_workers=2, "
      "pin_memory=True)\n", STREAM, "From rank 20 on, 12 of 32 ranks end without an update", "optimizer.step"),

@@ -89,7 +89,7 @@ function entriesWith(text) {
           length = same ? length + 1 : 0;
           if (same && first < 0) first = at;
           count += same;
-          if (points > most && 2 * count > at - first && (points > ENOUGH && (count > 2 || 2 * count >= part.length) || length === longest)) most = points;
+          if (points > most && 2 * count > at - first && (points > ENOUGH && (count > 2 || 2 * count >= longest) || length === longest)) most = points;
         }
       }
       sum += most;
