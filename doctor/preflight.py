@@ -203,7 +203,7 @@ def one_way(ranks: Ranks, pair: tuple[int, int], size: int, device: torch.device
         first, second = (dist.send, dist.recv) if ranks.rank == source else (dist.recv, dist.send)
         other = target if ranks.rank == source else source
 
-        def there_and_back(first=first, second=second, other=other) -> None:
+        def there_and_back(first: Any = first, second: Any = second, other: int = other) -> None:
             first(data, other)
             second(short, other)
 
@@ -401,7 +401,7 @@ def troubles(known: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield ("shared_memory", host,
                    f"/dev/shm has {here[0]['shm'] / 1e6:.0f} MB; loader workers hand over batches there.")
     for part, what in enumerate(("a matrix product", "a copy")):
-        rounds, said = known.get("rounds"), known.get("busiest", {})
+        rounds, said = known.get("rounds", []), known.get("busiest", {})
         for rank, least in slow_computing(rounds, part).items() if rounds and len(rounds) == ROUNDS else ():
             if part == 0 or rank not in slow_computing(rounds, 0):
                 yield ("slow_rank", f"rank {rank} on {every[rank]['host']}", f"{what} takes {least:.2g} times as long "
@@ -478,10 +478,10 @@ def test(ranks: Ranks, known: dict[str, Any]) -> None:
     known["meeting"] = time.monotonic() - begin
     compute()
     known["all_reduces"], known["pairs"] = {}, {}
-    groups = {"over all": list(range(ranks.size))}
+    groups: dict[str, Any] = {"over all": []}
     names = list(dict.fromkeys(hosts))
     inside = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
-    made = {"over all": dist.group.WORLD}
+    made: dict[str, Any] = {"over all": dist.group.WORLD}
     if len(names) > 1:
         firsts = [members[0] for members in inside]
         for name, those in (("within hosts", inside), ("between hosts", [firsts])):
@@ -514,7 +514,8 @@ def pairs(ranks: Ranks, known: dict[str, Any], device: torch.device) -> None:
     sizes = known["all_reduces"]["over all"]
     largest = max(sizes)
     size = ranks.told("bytes of a message", min(max(int(0.02 * largest / max(sizes[largest], 1e-6)), 2**18), 2**25))
-    known["bytes"], times = size, {}
+    times: Times = {}
+    known["bytes"] = size
     for number, partners in enumerate(schedule(ranks.size)):
         if not ranks.told(f"pairs, round {number + 1}", ranks.passed() < ENOUGH):
             break

@@ -351,7 +351,7 @@ def run(args, rank, nodes, gpus, heard=()):
 
 
 def first(without, having, has):
-    """The smallest number that has it, where all from there on do. `without`: one that does not; `having`: that does."""
+    """The smallest number that has it, where all from there on do. `without` does not have it, `having` does."""
     while having - without > 1:
         middle = (without + having) // 2
         without, having = (without, middle) if has(middle) else (middle, having)
