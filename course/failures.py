@@ -39,8 +39,8 @@ CAUSES = {
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",
     r"Root Cause[\s\S]*?exitcode\s*: -9 ": "a rank was killed (SIGKILL): most often the machine ran out of memory",
     r"Root Cause[\s\S]*?exitcode\s*: -(11|6) .*|failed \(exitcode: -(11|6)\).*":
-        "a rank broke off in code that is not Python (signal {1}; 11 is SIGSEGV, 6 SIGABRT). PYTHONFAULTHANDLER=1 makes "
-        "it say where. TROUBLESHOOTING.md, entry 92",
+        "a rank broke off in code that is not Python (signal {1}; 11 is SIGSEGV, 6 SIGABRT). PYTHONFAULTHANDLER=1 "
+        "makes it say where. TROUBLESHOOTING.md, entry 92",
     # The first error of all: where a rank raised another one, the others only wait for it in vain.
     r"\A(?:(?!\w(?:Error|Exception): )[\s\S])*(?:\wError: Timed out waiting (\d+)ms for (?:recv|send)|"
     r"Watchdog caught collective operation timeout: .*Timeout\(ms\)=(\d+)).*":

@@ -161,7 +161,9 @@ class Computing:
 
     def round(self) -> tuple[float, float]:
         """Median seconds of a product and of a copy, of a third of a second."""
-        products, copies, begin = [], [], time.perf_counter()
+        products: list[float] = []
+        copies: list[float] = []
+        begin = time.perf_counter()
         while time.perf_counter() - begin < 0.3 or len(products) < 5:
             products.append(timed(lambda: self.a @ self.b, self.device))
             if len(products) % 8 == 1:
@@ -179,8 +181,8 @@ def all_reduces(ranks: Ranks, name: str, group: Any, sizes: Iterable[int], devic
         ranks.meet(step)
         if group is not None:
             data = torch.zeros(size // 4, device=device)
-            talk(ranks, lambda data=data: dist.all_reduce(data, group=group), "all others of the group")
-            took = statistics.median(timed(lambda data=data: dist.all_reduce(data, group=group), device)
+            talk(ranks, partial(dist.all_reduce, data, group=group), "all others of the group")
+            took = statistics.median(timed(partial(dist.all_reduce, data, group=group), device)
                                      for _ in range(3))
         every = ranks.gather(f"seconds of {step}", took)
         took = ranks.told(f"slowest of {step}", max(every, default=0))
@@ -232,11 +234,11 @@ def clock(ranks: Ranks, hosts: list[str]) -> list[tuple[str, float, float]]:
             for _ in range(5):
                 stamp, begin = torch.zeros(1, dtype=torch.float64), time.time()
                 if ranks.rank:
-                    talk(ranks, lambda stamp=stamp: (dist.recv(stamp, 0), dist.send(stamp.fill_(time.time()), 0)),
-                         "rank 0")
+                    talk(ranks, partial(dist.recv, stamp, 0), "rank 0")
+                    talk(ranks, partial(dist.send, stamp.fill_(time.time()), 0), "rank 0")
                 else:
-                    talk(ranks, lambda stamp=stamp, rank=rank: (dist.send(stamp, rank), dist.recv(stamp, rank)),
-                         named([rank]))
+                    for message in (dist.send, dist.recv):
+                        talk(ranks, partial(message, stamp, rank), named([rank]))
                     end = time.time()
                     answers.append((host, stamp.item() - (begin + end) / 2, (end - begin) / 2))
     best = {host: min((each for each in answers if each[0] == host), key=lambda each: each[2]) for host, *_ in answers}

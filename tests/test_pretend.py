@@ -154,12 +154,14 @@ LARGE_ONLY = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "seen", "line"), LARGE_ONLY)
+@pytest.mark.parametrize(("old", "new", "seen", "line"), [
+    pytest.param(*each, marks=pytest.mark.weekly if number else ()) for number, each in enumerate(LARGE_ONLY)])
+@pytest.mark.timeout(500)
 def test_data_for_fewer_ranks_than_there_are(tmp_path, old, new, seen, line):
     """With 32 ranks the first rank without data is named, or the first number of ranks; with 16 nothing is found."""
     assert TRAINING.count(old) == 1
     script = written(tmp_path, TRAINING.replace(old, new))
-    done, report = pretend(tmp_path, "4x8", script)
+    done, report = pretend(tmp_path, "4x8", script, limit=280)
     found, = (finding for finding in report["findings"] if finding["name"] == "no_step")
     assert found["seen"].startswith(seen), done.stderr
     assert line in script.read_text().splitlines()[int(found["where"].rpartition(":")[2]) - 1]
