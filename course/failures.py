@@ -38,6 +38,9 @@ CAUSES = {
         "only {1} of {2} ranks came. Start the others too, with this address and port, and this world size",
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",
     r"Root Cause[\s\S]*?exitcode\s*: -9 ": "a rank was killed (SIGKILL): most often the machine ran out of memory",
+    r"Root Cause[\s\S]*?exitcode\s*: -(11|6) .*|failed \(exitcode: -(11|6)\).*":
+        "a rank broke off in code that is not Python (signal {1}; 11 is SIGSEGV, 6 SIGABRT). PYTHONFAULTHANDLER=1 "
+        "makes it say where. TROUBLESHOOTING.md, entry 92",
     # The first error of all: where a rank raised another one, the others only wait for it in vain.
     r"\A(?:(?!\w(?:Error|Exception): )[\s\S])*(?:\wError: Timed out waiting (\d+)ms for (?:recv|send)|"
     r"Watchdog caught collective operation timeout: .*Timeout\(ms\)=(\d+)).*":
@@ -49,9 +52,14 @@ CAUSES = {
         "torch.distributed.elastic.multiprocessing.errors on its main function would bring the traceback here",
 }
 
+# What collectors of logs put in front of a line: colours, a time with a level or a host behind it, the rank.
+PREFIX = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?"
+                    r"[ \t](?:[^\n\[:]*?(?=\[rank\d+\]))?|\[(?:\d+,\d+|default\d+)\](?:<\w+>)?:[ ]?|\[rank\d+\]:[ ])+")
+
 
 def explain(output: str) -> tuple[str, str] | None:
     """(the line that shows the cause, cause and cure) of a failed run's output; None where the cause is not known."""
+    output = PREFIX.sub("", output)
     output = re.sub(r"\[[^\s\]]*/\S+:\d+\] ", "", output)  # without places in gloo's source
     root_cause = output.partition("Root Cause")[2]  # torchrun knows which rank failed first; the others' errors follow
     for pattern, meaning in CAUSES.items():

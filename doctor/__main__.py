@@ -9,6 +9,7 @@ models that drift apart, and more. Each was observed, not guessed.
     python -m doctor --pretend 128x8 my_train.py --epochs 1            as a few ranks of 128 nodes, on one CPU
     torchrun --nproc_per_node=2 -m doctor --film run.html my_train.py  no report: a film, to step through rank by rank
     python -m doctor --film run.html                                   merges what killed ranks have left
+    torchrun --nnodes=2 --nproc_per_node=8 … -m doctor --preflight     before a long job: machines and connections
 
 Options after the script's name go to the script. The report goes to stderr.
 
@@ -56,10 +57,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--alpha", type=positive(float), metavar="S", help="latency of the pretended job's network")
     parser.add_argument("--beta", type=positive(float), metavar="S", help="seconds a byte takes on a node's link: "
                         "1 / bandwidth; with --alpha, estimate the seconds of a step's messages")
+    parser.add_argument("--preflight", action="store_true", help="no script: test these ranks and their connections, "
+                        "a minute at most. Status 1 if one of them is in trouble")
     parser.add_argument("script", type=Path, nargs="?")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
-    if args.script is None and not args.film:
+    if args.preflight:
+        if args.script or args.film or args.pretend or args.scale:
+            parser.error("--preflight goes alone: it runs no script")
+        if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+            parser.error(f"--preflight needs ranks ({missing[0]} is not set): torchrun … -m doctor --preflight")
+    elif args.script is None and not args.film:
         parser.error("name a script")
     if args.script is not None and not args.script.is_file():
         parser.error(f"there is no script {args.script}")
@@ -129,6 +137,9 @@ def job(text: str) -> tuple[int, int]:
 
 def main() -> None:
     args = arguments()
+    if args.preflight:
+        from . import preflight
+        sys.exit(preflight.run(args.json))
     if args.film:
         from . import film
         sys.exit(film.script(args))

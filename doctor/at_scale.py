@@ -30,8 +30,29 @@ def received(run: Record) -> Any:
     return notes(run, "unknown") or [fact for fact in notes(run, "talk") if "barrier" not in fact["what"]]
 
 
-def compared(runs: list[Record], early: Record | None, alone: Record, args: argparse.Namespace) -> Report:
-    """The Report. `early`: the run of the first rank of the second node, before rank 0's; `alone`: one process."""
+def no_update(run: Record) -> bool:
+    """Has this rank ended well, and made no update?"""
+    return "events" in run and (run["ended"] or {}).get("how") == "done" and not run["steps"]
+
+
+def no_sample(run: Record) -> bool:
+    """Has this rank made a DataLoader of a data set without samples?"""
+    return any(not plan["images"] for plan in notes(run, "plan"))
+
+
+def becomes_nothing(run: Record) -> bool:
+    """Has this rank failed because a number was 0?"""
+    return bool(failed(run) and "events" in run and re.search(
+        r"by zero|batch_size=0|must not be zero|num_samples=0", error_of(run)))
+
+
+LACKS = (no_update, no_sample)
+
+
+def compared(runs: list[Record], early: Record | None, alone: Record, args: argparse.Namespace,
+             edges: dict[str, int]) -> Report:
+    """The Report. `early`: the run of the first rank of the second node, before rank 0's; `alone`: one process;
+    `edges`: {what some ranks lack: the first rank that does; "becomes_nothing": the first number of nodes}."""
     nodes, gpus = args.pretend
     ranks, known = nodes * gpus, [run for run in runs if "events" in run]
     # An error after a message, or of a GPU, may come of what is pretended.
@@ -41,8 +62,8 @@ def compared(runs: list[Record], early: Record | None, alone: Record, args: argp
     if sound:
         found += laws.failures(sound)
     if known:
-        found += [*laws.devices(known), *placed(known, gpus, ranks), *files(known, ranks), *data(known, ranks),
-                  *rates(known[0], alone, ranks)]
+        found += [*laws.devices(known), *placed(known, gpus, ranks), *files(known, ranks, gpus), *data(known, ranks),
+                  *lacking(known, edges, ranks, gpus), *rates(known[0], alone, ranks)]
     if early and failed(early) and "events" in early and not received(early) and not any(map(failed, runs)):
         found.append(say("fetched_by_rank_0", early["ended"].get("where", ""), rank=gpus,
                                 error=early["ended"]["how"] + first_line(error_of(early))[:200]))
@@ -77,14 +98,32 @@ def placed(runs: list[Record], gpus: int, ranks: int) -> Iterator[Finding]:
         yield say("gathers_all", fact["where"], what=fact["what"], tensors=fact["tensors"], size=size(fact["bytes"]))
 
 
-def files(runs: list[Record], ranks: int) -> Iterator[Finding]:
-    """The first path that each of the ranks writes."""
+def files(runs: list[Record], ranks: int, gpus: int) -> Iterator[Finding]:
+    """The first path that each of the ranks writes; a checkpoint that the first rank of each node saves."""
     for kind, form in (("saved", "every_rank_writes"), ("opened", "every_rank_writes, opened")):
         of_all = set.intersection(*({fact["path"] for fact in notes(run, kind)} for run in runs))
         for fact in [fact for fact in notes(runs[0], kind) if fact["path"] in of_all and len(runs) > 1][:1]:
             yield say(form, fact["where"], writers=f"All {len(runs)} ranks that ran, so perhaps all {ranks:,},",
                              file=fact["path"].rpartition("/")[2])
             return
+    of_node = {fact["path"] for run in runs if run["rank"] == gpus for fact in notes(run, "saved")}
+    for fact in [fact for fact in notes(runs[0], "saved") if fact["path"] in of_node][:1]:
+        yield say("every_rank_writes", fact["where"], file=fact["path"].rpartition("/")[2], writers=(
+            f"Ranks 0 and {gpus}, both with LOCAL_RANK 0, so perhaps the first rank of each of {ranks // gpus} nodes,"))
+
+
+def lacking(runs: list[Record], edges: dict[str, int], ranks: int, gpus: int) -> Iterator[Finding]:
+    """What the last ranks do not get, and what is 0 in so large a job. The edge was searched for by running ranks."""
+    if rank := edges.get("no_update"):
+        yield say("no_step, nothing", next((fact["where"] for fact in notes(runs[0], "sent")), ""), rank=rank,
+                  count=ranks - rank, ranks=ranks, steps=runs[0]["steps"])
+    if rank := edges.get("no_sample"):
+        plan = next(plan for plan in notes(runs[-1], "plan") if not plan["images"])
+        yield say("no_step, no sample", plan["where"], rank=rank, count=ranks - rank, ranks=ranks)
+    if nodes := edges.get("becomes_nothing"):
+        fewer = f"{nodes - 1} x {gpus} = {(nodes - 1) * gpus} ranks" if nodes > 1 else "one process"
+        yield say("no_step, zero", runs[0]["ended"].get("where", ""), ranks=nodes * gpus, nodes=nodes, gpus=gpus,
+                  fewer=fewer, error=first_line(error_of(runs[0]))[:200])
 
 
 def training(run: Record) -> tuple[dict | None, int]:

@@ -321,7 +321,7 @@ class Rank(Runner):
 def be_rank(folder, *given):
     """The child process. Rank 0's output is shown, that of the others is kept."""
     runner = Rank(folder, *given)
-    if runner.place.rank or runner.place.ranks == 1:
+    if runner.place.rank or runner.place.ranks == 1 or runner.args.searching:
         said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1)
         os.dup2(said, 2)
@@ -350,11 +350,19 @@ def run(args, rank, nodes, gpus, heard=()):
         return record
 
 
+def first(without, having, has):
+    """The smallest number that has it, where all from there on do. `without` does not have it, `having` does."""
+    while having - without > 1:
+        middle = (without + having) // 2
+        without, having = (without, middle) if has(middle) else (middle, having)
+    return having
+
+
 def examine(args):
     """Run the chosen ranks, and write the report. Returns the exit status."""
     nodes, gpus = args.pretend
     chosen = sorted({rank for rank in (0, 1, gpus - 1, gpus, nodes * gpus - 1) if rank < nodes * gpus})
-    args.batches, args.steps = args.steps or BATCHES, UPDATES
+    args.batches, args.steps, args.searching = args.steps or BATCHES, UPDATES, False
     # Before rank 0 the first rank of another node: the files that rank 0 makes are not there yet.
     early = run(args, gpus, nodes, gpus) if nodes > 1 else None
     runs = {0: run(args, 0, nodes, gpus)}
@@ -363,5 +371,15 @@ def examine(args):
         runs[rank] = run(args, rank, nodes, gpus, runs[0].get("given", ())) if again else early
     alone = run(args, 0, 1, 1)
     sys.stderr.write(next((runs[rank]["said"] for rank in chosen if at_scale.failed(runs[rank])), ""))
-    said = at_scale.compared([runs[rank] for rank in chosen], early, alone, args)
+    known = [runs[rank] for rank in chosen]
+    args.searching, edges = True, {}  # {what only some ranks or jobs show: the first of them}
+    for lack in at_scale.LACKS:
+        if lack(known[-1]) and not lack(runs[0]):
+            last = max(rank for rank in chosen if not lack(runs[rank]))
+            following = min(rank for rank in chosen if rank > last)
+            edges[lack.__name__] = first(last, following, lambda rank, lack=lack: (
+                lack(run(args, rank, nodes, gpus, runs[0].get("given", ())))))
+    if at_scale.becomes_nothing(runs[0]) and not at_scale.failed(alone):
+        edges["becomes_nothing"] = first(0, nodes, lambda count: at_scale.becomes_nothing(run(args, 0, count, gpus)))
+    said = at_scale.compared(known, early, alone, args, edges)
     return int(report.publish(said, args.json) > 0 or all(at_scale.failed(runs[rank]) for rank in chosen))

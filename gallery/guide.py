@@ -29,8 +29,16 @@ def head() -> str:
     """How the page begins, up to the first entry."""
     page = TABLE["page"]
     return "\n".join(["# Troubleshooting", "", "<!-- Made by `python -m gallery guide`. Do not edit it here. -->", "",
+                      *markdown(symptoms()), "",
                       page["opening"], "", "## It hangs now, and no recorder is set", "", page["hangs_now"], "",
                       "## Which hang is it?", "", *markdown(hangs()), "", *readings()]) + "\n"
+
+
+def symptoms() -> list[dict[str, str]]:
+    """Rows of the table that leads from what one sees to three entries."""
+    entries = {message.number: f"[{message.heading}](#{message.anchor})" for message in read_messages()}
+    return [{"what you see": row["sees"], "look first at": " · ".join(entries[number] for number in row["entries"])}
+            for row in TABLE["symptom"]]
 
 
 def section(message: Message) -> str:

@@ -59,7 +59,8 @@ BROKEN = [  # what is changed in the training above, together: (old, new, the fi
     [("torch.manual_seed", GLOBAL_0, "fetched_by_rank_0", "worth a look", "open(file).close"),
      ('"nccl")', '"nccl", rank=rank, world_size=8)', "world_size", "wrong", "world_size=8")],
     [("DataLoader(images, 2", "DataLoader(images, 64, drop_last=True", "no_step", "wrong", "for x, y")],
-    [("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong", "loader =")],
+    [("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong", "loader ="),
+     ("512 // ranks", "512 // ranks", "no_step", "wrong", "loader =")],
 ]
 
 
@@ -130,6 +131,49 @@ def test_main_py_passes(tmp_path):
     done, report = pretend(tmp_path, "128x8", "main.py", *SMALL)
     assert not {"wrong"} & {finding["level"] for finding in report["findings"]}, done.stderr
     assert "needs" not in done.stderr and "own look" not in done.stderr, done.stderr
+
+
+# Small forms of trainings that were reported: what is changed in the training above, what is found with so many ranks.
+TESTED = """    with torch.no_grad():
+        tests = images.tensors[0][:20].split(-(-20 // ranks))
+        tests = DataLoader(TensorDataset(tests[rank] if rank < len(tests) else tests[0][:0]), 2)
+        sum(len(x) for x, in tests)
+    dist.all_reduce"""
+STREAM = """class Files(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return (images[file] for file in range(rank, 20, ranks))
+sampler = DistributedSampler(images)
+loader = DataLoader(Files(), 2)
+"""
+LARGE_ONLY = [
+    ("loader = DataLoader(images, 2,", "loader = DataLoader(images, 20 // ranks,",
+     "From 3 x 8 = 24 ranks on", "loader ="),
+    ("    dist.all_reduce", TESTED, "From rank 20 on, 12 of 32 ranks read", "sum(len"),
+    ("sampler = DistributedSampler(images)\nloader = DataLoader(images, 2, sampler=sampler, num_workers=2, "
+     "pin_memory=True)\n", STREAM, "From rank 20 on, 12 of 32 ranks end without an update", "optimizer.step"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "seen", "line"), [
+    pytest.param(*each, marks=pytest.mark.weekly if number else ()) for number, each in enumerate(LARGE_ONLY)])
+@pytest.mark.timeout(500)
+def test_data_for_fewer_ranks_than_there_are(tmp_path, old, new, seen, line):
+    """With 32 ranks the first rank without data is named, or the first number of ranks; with 16 nothing is found."""
+    assert TRAINING.count(old) == 1
+    script = written(tmp_path, TRAINING.replace(old, new))
+    done, report = pretend(tmp_path, "4x8", script, limit=280)
+    found, = (finding for finding in report["findings"] if finding["name"] == "no_step")
+    assert found["seen"].startswith(seen), done.stderr
+    assert line in script.read_text().splitlines()[int(found["where"].rpartition(":")[2]) - 1]
+    few = pretend(tmp_path, "2x8", script)[1]
+    assert "no_step" not in {finding["name"] for finding in few["findings"]}
+
+
+def test_the_first_rank_of_each_node_saves_one_path(tmp_path):
+    script = written(tmp_path, TRAINING.replace("if rank == 0:", "if local_rank == 0:"))
+    found = {finding["name"]: finding["seen"] for finding in pretend(tmp_path, "4x8", script)[1]["findings"]}
+    assert "Ranks 0 and 8" in found["every_rank_writes"]
+    assert "every_rank_writes" not in {finding["name"] for finding in pretend(tmp_path, "1x8", script)[1]["findings"]}
 
 
 def test_a_rank_is_ended_in_time(tmp_path):

@@ -61,13 +61,14 @@ addEventListener("beforeprint", () => {
 function wordsOf(text) {
   const bare = (word) => word.replace(/^[("'`[{]+|[)"'`\]},.;:!]+$/g, "");
   const general = text.toLowerCase().replace(/(["'`])(\w+\.)[\w.…]*\1/g, " $2* … ");
-  const parts = general.split(/(?:^|\s)(?!-\d\d?\W*(?:\s|$))\S*[\d/…]\S*/);
+  const parts = general.replace(/\(run with nccl_debug=\w+ for details\), nccl version|\S+ nccl error in:/g, " … ").split(/(?:^|\s)(?!-\d\d?\W*(?:\s|$))\S*[\d/…]\S*/);
   return parts.map((part) => part.split(/\s+/).map(bare).filter(Boolean));
 }
 
 // Results for the entries that have the most of `text` in a row, in rare words.
 function entriesWith(text) {
-  const parts = wordsOf(text);
+  const errors = text.replace(WARNINGS, "");
+  const parts = wordsOf(/(error|exception):/i.test(errors) ? errors : text);
   const messages = Object.entries(SEEN).map(([page, [, , ...printed]]) => [page, printed.flatMap(wordsOf)]);
   const having = new Map(); // word -> how many messages have it
   for (const [, lists] of messages) {
@@ -80,12 +81,15 @@ function entriesWith(text) {
     for (const part of parts) {
       let most = 0;
       for (const list of lists) for (let shift = 1 - list.length; shift < part.length; shift++) {
-        let points = 0, length = 0;
+        if (list.some((word, at) => list[at - 1] === "exitcode" && STATUS.test(word) && part[at + shift] !== word)) continue;
+        let points = 0, length = 0, first = -1, count = 0;
         for (let at = Math.max(0, shift); at < Math.min(part.length, shift + list.length); at++) {
           const same = part[at] === list[at - shift];
           points = same ? points + !stopwords.has(part[at]) * Math.log(messages.length / having.get(part[at])) : 0;
           length = same ? length + 1 : 0;
-          if (points > most && (points > ENOUGH || length === longest)) most = points;
+          if (same && first < 0) first = at;
+          count += same;
+          if (points > most && 2 * count > at - first && (points > ENOUGH && (count > 2 || 2 * count >= longest) || length === longest)) most = points;
         }
       }
       sum += most;
@@ -96,6 +100,8 @@ function entriesWith(text) {
   const best = Math.max(...found.map((entry) => entry[4]));
   return best > 2000 ? found.filter((entry) => entry[4] === best) : [];
 }
+const STATUS = /^-\d+$/; // of a message that has an exit status, nothing counts without it
+const WARNINGS = /\[W\d*[^\]]*\].*?(?=\[rank\d+\]:|\[E\d|\n|$)/g; // they end no rank: an error beside them is what is asked for
 const ENOUGH = 6; // two rare words, or three that are less rare
 
 function mostOf(words) {
