@@ -18,11 +18,8 @@ FILM = "-m doctor --film lessons/l12_break_it/evidence/{}/{}.json"
 COMMANDS = {
     "4802": {"log": f"{TWO} {A} --save results/live/12_last.pt",
              "file": f"python {A} --evaluate results/live/12_last.pt",
-             "alone": f"python {A}",
              "compare": f"python -m course.one_process --ranks 2 --updates 6 {A}",
-             "compare more": f"python -m course.one_process --ranks 2,3 --updates 18 {A}",
-             "film": f"{TWO} {FILM.format('4802', 'film')} --steps 0:3 {A} --epochs 1",
-             "film later": f"{TWO} {FILM.format('4802', 'film-later')} --steps 14:17 {A} --epochs 2"},
+             "compare more": f"python -m course.one_process --ranks 2,3 --updates 18 {A}"},
     "4815": {"log": f"{TWO} {B}",
              "alone": f"torchrun --nproc_per_node=1 {B}",
              "slow network": f"{TWO} -m course.dial --rate 100mbit {B}",

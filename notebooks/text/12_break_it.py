@@ -152,8 +152,7 @@ look_4711.evidence["stack R"][1](answer[0])
 # ## Job 4802
 #
 # > Our classifier trains on two ranks. No error, the loss goes down. But the accuracy in the log's last line is not what
-# > we get when we load the saved file: it is better in the log. And somebody says that one process reaches a better
-# > accuracy than two.
+# > we get when we load the saved file: it is better in the log.
 #
 # The program is `lessons/l12_break_it/jobs/job_4802.py`, by somebody else. Its source is one of the looks. A
 # program of your own has 1,500 lines and not 165, so let the other looks tell you where to read.
@@ -195,8 +194,8 @@ repair.repaired("mine/job_4802.py")
 # Both numbers of the report are true. In the log each rank evaluates its share of the images with a model of its own,
 # and the file holds rank 0's. So the ranks are not one model at the end, and the question is since when.
 #
-# Six updates are equal, eighteen are not. The film's steps 14 to 16 show the one in which gradients differ, and an epoch
-# of this job has 62 micro-batches, which is no multiple of 4. So look at the program's last update of an epoch. It steps
+# Six updates are equal, eighteen are not. The first that is not is update 16, the
+# last of an epoch. An epoch of this job has 62 micro-batches, which is no multiple of 4. So look at the program's last update of an epoch. It steps
 # with whatever gradients are there, and the condition that lets DDP send them is another one. A similar mismatch
 # between the micro-batch that sends and the one that steps was in
 # [FunASR](https://github.com/modelscope/FunASR/pull/3472) until 2026.
