@@ -69,6 +69,20 @@ def lanes(job: str, steps: range):
     return show
 
 
+def agreement(job: str, name: str):
+    """Shows per step of a film whether the ranks had the same gradients, and then the same weights."""
+    def show():
+        steps = {}
+        for each in sorted(film_of(job, name)["steps"], key=lambda each: each["rank"]):
+            steps.setdefault(each["step"], []).append(each)
+        lesson.table([{"step, from 0": step,
+                       **{f"loss of rank {each['rank']}": f"{each['loss']:.4f}" for each in ranks},
+                       **{words: "the same" if len({str(each[kind]) for each in ranks}) == 1 else "differ"
+                          for kind, words in (("gradients", "gradients"), ("values", "weights after it"))}}
+                      for step, ranks in sorted(steps.items())])
+    return show
+
+
 def source(job: str):
     return lambda: lesson.verdict(f"```python\n{(HERE / f'jobs/job_{job}.py').read_text()}\n```")
 
@@ -121,6 +135,7 @@ def silent() -> Incident:
         "file": ("its file, evaluated by one process", text("4802", "file")),
         "compare": ("equal to one process? two ranks, six updates", text("4802", "compare")),
         "compare more": ("equal to one process? two and three ranks, eighteen updates", text("4802", "compare-more")),
+        "film": ("losses, gradients and weights per step, with 672 images: steps 2 to 4", agreement("4802", "film")),
         "program": ("the program's source", source("4802"))})
 
 
