@@ -1,14 +1,12 @@
 """Ranks that hang: one of them, the culprit, keeps all others waiting. Which one, and by what, is drawn at random.
 
-    python lessons/l12_break_it/hang.py results/live/12_stacks              # 4 ranks, and the stack of each
-    python lessons/l12_break_it/hang.py results/live/12_dumps --ranks 64    # nodes of 8 ranks, and the dump of each
+    python lessons/l12_break_it/hang.py results/live/12_hang --ranks 64
 
-FOLDER gets the stack of each rank as 0.txt, 1.txt, ...; with more than 4 ranks the dump of its flight recorder, a
-pickle, as rank_0, rank_1, ...; and truth.json. The ranks are forked from this process, use gloo, and are asked where
-they are when none of them has begun a step for some seconds. Then they are killed.
+The ranks stand for nodes of 8. FOLDER gets of each rank its stack, 0.txt, 1.txt, ..., and what its flight recorder
+holds, a pickle, rank_0, rank_1, ...; and truth.json. The ranks are forked from this process, use gloo, and are asked
+where they are when none of them has begun a step for some seconds. Then they are killed.
 """
 
-import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -17,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -28,6 +27,8 @@ from trainer import options
 QUIET = 3  # seconds in which no rank begins a step, before they are asked
 LIMIT = 300  # seconds until then, and until all have answered
 PER_NODE = 8
+FAULTS = "late", "other"
+DISK = "disk"  # in the folder: a pipe into which nobody ever writes
 BEGUN = multiprocessing.Array("i", 1024, lock=False)  # steps, by rank; the forked ranks share it
 
 
@@ -37,50 +38,13 @@ def noted(steps):
         yield step
 
 
-# ---- four ranks ----------------------------------------------------------------------------------------------
-def load_batch(late):
+def load_batch(disk, late):
     if late:
-        time.sleep(3600)  # a disk that does not answer
+        os.open(disk, os.O_RDONLY)  # as a file on a disk that does not answer: nobody will ever write to it
     return torch.ones(8)
 
 
-def pack(gradients, late):
-    if late:
-        time.sleep(3600)
-    return torch.cat(gradients)
-
-
-def all_reduce_gradients(gradients, late):
-    flat = pack(gradients, late)
-    dist.all_reduce(flat)
-
-
-def log_loss(loss):
-    dist.all_gather([torch.empty(1) for _ in range(dist.get_world_size())], loss)
-
-
-def train(fault):
-    """Five steps. `fault`: what this rank does in the fourth, or at the end; None on all ranks but one."""
-    for step in noted(range(5)):
-        now = fault if step == 3 else None
-        if now == "leaves":
-            break
-        if now == "stops":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        batch = load_batch(now == "loads")
-        all_reduce_gradients([batch, batch], now == "packs")
-    if fault == "logs":
-        log_loss(torch.ones(1))
-    dist.barrier()  # the end of the epoch
-
-
-# the collective in which the others wait, by what the culprit does
-FAULTS = {"loads": "all_reduce", "packs": "all_reduce", "leaves": "all_reduce", "stops": "all_reduce",
-          "logs": "barrier"}
-
-
-# ---- many ranks, by nodes ------------------------------------------------------------------------------------
-def train_by_node(fault):
+def train(disk, fault):
     """Twenty steps: gradients are added up in each node, then by the nodes' leaders, which tell their nodes.
 
     `fault`: what this rank does in the twelfth; None on all ranks but one.
@@ -90,10 +54,8 @@ def train_by_node(fault):
              for first in range(0, ranks, PER_NODE)]
     leaders = dist.new_group(range(0, ranks, PER_NODE), group_desc="leaders")
     node, leader = nodes[rank // PER_NODE], rank - rank % PER_NODE
-    gradient = torch.ones(8)
     for step in noted(range(20)):
-        if step == 11 and fault == "late":
-            time.sleep(3600)
+        gradient = load_batch(disk, step == 11 and fault == "late")
         if step == 11 and fault == "other":
             dist.barrier(group=node)
         dist.all_reduce(gradient, group=node)
@@ -106,41 +68,43 @@ def train_by_node(fault):
 def be_rank(rank, ranks, culprit, fault, port, folder, all_started):
     """Train until it hangs. Asked by SIGUSR1, this rank says where it is."""
     torch.set_num_threads(1)
-    if ranks == 4:
-        faulthandler.register(signal.SIGUSR1, open(folder / f"{rank}.txt", "w"))  # noqa: SIM115, it stays open
-    else:
-        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # 64 ranks need no links that nobody uses
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # for this thread, and those that it starts
-        threading.Thread(target=dump, args=(folder / f"rank_{rank}",), daemon=True).start()
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # 64 ranks need no links that nobody uses
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # for this thread, and those that it starts
+    threading.Thread(target=dump, args=(folder, rank, threading.get_ident()), daemon=True).start()
     # While the store of the parent serves a rank it holds locks, which a rank that is forked then would wait for.
     all_started.wait()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    (train if ranks == 4 else train_by_node)(fault if rank == culprit else None)
+    train(folder / DISK, fault if rank == culprit else None)
 
 
-def dump(path):
-    """When asked, write what this rank's flight recorder holds. With NCCL, PyTorch does so itself at a timeout.
+def dump(folder, rank, thread):
+    """When asked, write this rank's stack and what its flight recorder holds. With NCCL, PyTorch dumps the recorder
+    itself, at a timeout.
 
     gloo leaves out who is in which group (PyTorch 2.14), so that is added here. The stack of each call is left out, for
     to look up its names takes a second and more on each rank.
     """
     signal.sigwait({signal.SIGUSR1})
+    frames = reversed(traceback.extract_stack(sys._current_frames()[thread]))
+    lines = [f"{each.name} ({processes.without_folders(each.filename)}:{each.lineno})" for each in frames]
+    (folder / f"{rank}.txt").write_text("\n".join(line for line in lines if "multiprocessing" not in line))
     held = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(True, False, False))
     held["pg_config"] = {group.group_name: {"name": group.group_name, "desc": group.group_desc,
                                             "ranks": str(dist.get_process_group_ranks(group))}
                          for group in dist.distributed_c10d._world.pg_map}
-    path.with_suffix(".part").write_bytes(pickle.dumps(held))
-    path.with_suffix(".part").rename(path)
+    part = folder / f"part_{rank}"
+    part.write_bytes(pickle.dumps(held))
+    part.rename(folder / f"rank_{rank}")
 
 
 def run(folder, ranks, culprit, fault):
     """Start the ranks, wait until none goes on, ask them where they are, and kill them. TimeoutError where that takes
     too long."""
-    names = [f"{rank}.txt" if ranks == 4 else f"rank_{rank}" for rank in range(ranks)]
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
+    os.mkfifo(folder / DISK)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     fork = multiprocessing.get_context("fork")
     all_started = fork.Event()
@@ -161,17 +125,11 @@ def run(folder, ranks, culprit, fault):
             before = BEGUN[:ranks]
             pause(QUIET)
         signal_all(started, signal.SIGUSR1)
-        while sum((folder / name).exists() and (folder / name).stat().st_size > 0
-                  for name in names) < ranks - (fault == "stops"):
+        while sum((folder / f"rank_{rank}").exists() for rank in range(ranks)) < ranks:
             pause(0.1)
-        time.sleep(0.5)  # a stack is written line by line
     finally:
         signal_all(started, signal.SIGSTOP)  # no rank shall see another die, and complain
         signal_all(started, signal.SIGKILL)
-    if ranks == 4:
-        for name in names:
-            text = processes.without_folders((folder / name).read_text())
-            (folder / name).write_text(text.replace(sys.base_prefix, "(python)"))
     rank_program.write_json(folder / "truth.json", {"culprit": culprit, "fault": fault})
 
 
@@ -184,23 +142,19 @@ def signal_all(started, number):
 def main():
     parser = rank_program.parser(__doc__)
     parser.add_argument("folder", type=options.nonempty_path, help="what is in it is deleted")
-    parser.add_argument("--ranks", type=options.positive(int), default=4,
-                        help=f"4, or a multiple of {PER_NODE} from 16 (default: 4)")
+    parser.add_argument("--ranks", type=options.positive(int), default=64, help=f"a multiple of {PER_NODE} from 16")
     parser.add_argument("--culprit", type=int, help="default: drawn; never the first of a node")
-    parser.add_argument("--fault", choices=[*FAULTS, "late", "other"], help="default: drawn")
+    parser.add_argument("--fault", choices=FAULTS, help="default: drawn")
     args = parser.parse_args()
-    if args.ranks != 4 and (args.ranks % PER_NODE or not 16 <= args.ranks <= len(BEGUN)):
-        parser.error(f"--ranks {args.ranks}: 4, or a multiple of {PER_NODE} from 16 to {len(BEGUN)}")
-    suspects = range(4) if args.ranks == 4 else [rank for rank in range(args.ranks) if rank % PER_NODE]
-    faults = list(FAULTS) if args.ranks == 4 else ["late", "other"]
+    if args.ranks % PER_NODE or not 16 <= args.ranks <= len(BEGUN):
+        parser.error(f"--ranks {args.ranks}: a multiple of {PER_NODE} from 16 to {len(BEGUN)}")
+    suspects = [rank for rank in range(args.ranks) if rank % PER_NODE]
     if args.culprit not in (None, *suspects):
-        parser.error(f"--culprit {args.culprit}: a rank below {args.ranks}, and with nodes not the first of one")
-    if args.fault not in (None, *faults):
-        parser.error(f"--fault {args.fault}: with {args.ranks} ranks one of {', '.join(faults)}")
+        parser.error(f"--culprit {args.culprit}: a rank below {args.ranks}, and not the first of a node")
     culprit = random.choice(suspects) if args.culprit is None else args.culprit
     with rank_program.stoppable(parser):
-        run(Path(args.folder), args.ranks, culprit, args.fault or random.choice(faults))
-    print(f"{args.ranks} ranks hang. {args.folder} holds what they said.")
+        run(Path(args.folder), args.ranks, culprit, args.fault or random.choice(FAULTS))
+    print(f"{args.ranks} ranks hang. {args.folder} holds what they were asked for.")
 
 
 if __name__ == "__main__":

@@ -1,42 +1,12 @@
-"""Lesson 12: the loss of a patient, batch by batch; ranks that hang."""
+"""Lesson 12: ranks that wait, and for whom."""
 
 import json
 import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.ticker import MaxNLocator
 
-from course import processes
-from course.plots.style import COLOURS, MARKERS, PALE, darker, halo, head, write_in
-from gallery.table import read_patients
-
-
-def losses(form: str) -> dict[int, list[float]]:
-    """{epoch: losses of its batches} that patient 4's "broken" or "repaired" program prints, in lines such as "losses
-    of epoch 0: 0.15 0.26"."""
-    printed = processes.said(read_patients()[4].command(form))
-    return {int(epoch): [float(loss) for loss in values.split()]
-            for epoch, values in re.findall(r"^losses of epoch (\d+): (.+)$", printed, re.MULTILINE)}
-
-
-def rhythm(losses: dict[str, dict[int, list[float]]]) -> plt.Figure:
-    """A row of axes a form of a script: its loss batch by batch, a line an epoch. `losses`: {form: {epoch: a list}}."""
-    fig, rows = plt.subplots(len(losses), 1, figsize=(12, 4 * len(losses)), sharex=True, sharey=True)
-    for ax, (form, epochs) in zip(np.atleast_1d(rows), losses.items(), strict=True):
-        first = 0
-        for number, (epoch, values) in enumerate(epochs.items()):
-            ax.plot(range(first + 1, first + len(values) + 1), values, color=COLOURS[number], marker=MARKERS[number])
-            ax.text(first + 1, 0.98, f"epoch {epoch}", color=darker(COLOURS[number]), fontweight="bold", va="top",
-                    transform=ax.get_xaxis_transform(), path_effects=halo())
-            first += len(values)
-        ax.set_ylabel("loss of a batch")
-        ax.margins(y=0.2)
-        head(ax, form, key=[])
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("batch, counted from the start")
-    return fig
+from course.plots.style import COLOURS, PALE, head, write_in
 
 
 def named(whose: str, answer: tuple, folder: str) -> list[dict]:
@@ -47,33 +17,59 @@ def named(whose: str, answer: tuple, folder: str) -> list[dict]:
             {"": "drawn by hang.py", "culprit": truth["culprit"], "collective": f"(fault: {truth['fault']})"}]
 
 
-def missing(report: list[str]) -> list[str]:
-    """A line for each collective that torchfrtrace finds incomplete: its group, and the missing ranks."""
-    block = r"Not all ranks joining.*\n.*\ngroup info: (?:\w+:)?(.+)\n.*\nmissing ranks: (.+)"
-    groups = re.findall(block, "\n".join(report))
-    return [f"{group}: {ranks}" for group, ranks in groups]
+def waits(dumps: dict[int, dict]) -> dict[int, tuple[str, int, str]]:
+    """{rank: (group, number, collective) in which it waits}; a rank that waits nowhere is left out."""
+    found = {}
+    for rank, dump in dumps.items():
+        if entry := next((entry for entry in dump["entries"] if not entry["retired"]), None):
+            found[rank] = (entry["process_group"][1], entry["collective_seq_id"], entry["profiling_name"])
+    return found
 
 
-def waiting(dumps: dict[int, dict], per_node: int, whose: str, culprit: int) -> plt.Figure:
-    """A square a rank, a row a node: where it waits, as its dump says. A frame is around the culprit that was named."""
-    def place(dump):
-        entry = next((entry for entry in dump["entries"] if not entry["retired"]), None)
-        group = entry and re.sub(r"node \d+", "its node", entry["process_group"][1])
-        return f"in {entry['profiling_name'].partition(':')[2]} of {group}" if entry else "in no collective"
+def graph(dumps: dict[int, dict], culprit: tuple) -> dict[int, int]:
+    """{rank that waits: a rank for which it waits}: one that has not called the same collective under this number, the
+    culprit if it is among them."""
+    where = waits(dumps)
+    members = {group["desc"]: json.loads(group["ranks"]) for dump in dumps.values()
+               for group in dump["pg_config"].values()}
+    arrows = {}
+    for rank, place in where.items():
+        missing = [other for other in members[place[0]] if where.get(other) != place]
+        if missing and rank != culprit[0]:
+            arrows[rank] = culprit[0] if culprit[0] in missing else missing[0]
+    return arrows
 
-    places = {rank: place(dump) for rank, dump in dumps.items()}
+
+def waiting(dumps: dict[int, dict], per_node: int, whose: str, culprit: tuple) -> plt.Figure:
+    """A square per rank, a row per node, coloured by where it waits, with an arrow to the rank for which it waits. A
+    frame is around the culprit that was named."""
+    def place(rank):
+        group, _, name = where.get(rank, ("", 0, ""))
+        group = re.sub(r"node \d+", "its node", group)
+        return f"in {name.partition(':')[2]} of {group}" if group else "in no collective"
+
+    where = waits(dumps)
+    places = {rank: place(rank) for rank in dumps}
     colours = dict(zip(sorted(set(places.values()) - {"in no collective"}), COLOURS, strict=False))
     colours |= {"in no collective": PALE} if "in no collective" in places.values() else {}
-    fig, ax = plt.subplots(figsize=(10, 1.5 + 0.8 * len(dumps) / per_node))
-    for rank, where in places.items():
-        node, local = divmod(rank, per_node)
-        ax.add_patch(plt.Rectangle((local - 0.45, node - 0.45), 0.9, 0.9, color=colours[where]))
-        write_in(ax, local, node, rank, colours[where])
-    node, local = divmod(culprit, per_node)
-    ax.add_patch(plt.Rectangle((local - 0.5, node - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=5))
-    ax.text(per_node - 0.4, node, f"← {whose} function: rank {culprit}", va="center", fontsize=18, fontweight="bold")
-    ax.set(xlim=(-0.6, per_node + 3.2), ylim=(len(dumps) / per_node - 0.4, -0.6), xlabel="local rank", ylabel="node",
+    fig, ax = plt.subplots(figsize=(13, 2 + 0.95 * len(dumps) / per_node))
+    at = {rank: (rank % per_node, rank // per_node) for rank in dumps}
+    for rank, (local, node) in at.items():
+        colour = colours[places[rank]]
+        ax.add_patch(plt.Rectangle((local - 0.3, node - 0.3), 0.6, 0.6, color=colour))
+        write_in(ax, local, node, rank, colour, fontsize=14)
+    for rank, other in graph(dumps, culprit).items():
+        leader = rank % per_node == 0
+        bend = 0.25 if rank // per_node == other // per_node else -0.3
+        ax.annotate("", at[other], at[rank], zorder=3 if leader else 1.5, arrowprops={
+            "arrowstyle": "-|>", "color": "black" if leader else "#8A8A8A", "linewidth": 2.2 if leader else 1,
+            "shrinkA": 14, "shrinkB": 16, "connectionstyle": f"arc3,rad={bend}"})
+    local, node = at[culprit[0]]
+    ax.add_patch(plt.Rectangle((local - 0.38, node - 0.38), 0.76, 0.76, fill=False, edgecolor="black", linewidth=5))
+    ax.text(per_node - 0.4, node, f"← {whose} function: rank {culprit[0]}", va="center", fontsize=17,
+            fontweight="bold")
+    ax.set(xlim=(-0.8, per_node + 2.9), ylim=(len(dumps) / per_node - 0.4, -0.7), xlabel="local rank", ylabel="node",
            xticks=range(per_node), yticks=range(len(dumps) // per_node))
     ax.grid(False)
-    head(ax, f"Where {len(dumps)} ranks wait", key=colours, columns=2)
+    head(ax, f"For whom {len(dumps)} ranks wait", key=colours, columns=2)
     return fig
