@@ -1,16 +1,12 @@
 """Run a training program on ranks, one of which is killed, or gets a signal, in the middle of an update.
 
-    torchrun --nproc_per_node=2 --max-restarts=1 -m lessons.l11_fault_tolerance.killed --kill 1@20 \\
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1    # a new store for each attempt, without the addresses of dead ranks
+    torchrun --standalone --nproc_per_node=2 --max-restarts=1 -m lessons.l11_fault_tolerance.killed --kill 1@20 \\
         --events results/live/events.jsonl mine/train.py --checkpoint results/live/kept.pt
 
-1@20 is rank 1, half an update after update 20 of the first attempt; what torchrun starts again runs undisturbed. With
---node the torchrun above the rank dies, too, as where a machine is lost. The file --events gets a line per event:
+1@20 is rank 1, half an update after update 20 of the first attempt; what torchrun starts again runs undisturbed. The file --events gets a line per event:
 when a process began, joined, had made an update, and noticed that another rank is gone. Seconds since 1970.
 """
-
-import time
-
-BEGAN = time.time()  # before torch is imported, which takes most of a start
 
 import argparse
 import json
@@ -19,8 +15,10 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -35,7 +33,7 @@ class Events:
 
     def __init__(self, args):
         self.args, self.updates, self.last = args, 0, time.time()
-        self.write("began", BEGAN)
+        self.write("began", psutil.Process().create_time())
 
     def write(self, what, at=None):
         line = {"rank": RANK, "attempt": ATTEMPT, "what": what, "updates": self.updates, "time": at or time.time()}
@@ -46,13 +44,11 @@ class Events:
         self.updates += 1
         self.write("update")
         took, self.last = time.time() - self.last, time.time()
-        if (RANK, self.updates, ATTEMPT) == (*self.args.kill, 0):
+        if (RANK, self.updates) == self.args.kill and ATTEMPT == 0:
             threading.Timer(took / 2, self.strike).start()
 
     def strike(self):
         self.write(self.args.signal)
-        if self.args.node:
-            os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.Signals[f"SIG{self.args.signal}"])
 
 
@@ -61,7 +57,6 @@ def main():
     parser.add_argument("--kill", type=rank_program.moment("RANK@UPDATE", 1, "ranks count from 0, updates from 1"),
                         metavar="RANK@UPDATE", required=True)
     parser.add_argument("--signal", choices=["KILL", "USR1"], default="KILL", help="what to send; default: KILL")
-    parser.add_argument("--node", action="store_true", help="kill the rank's torchrun, too")
     parser.add_argument("--events", type=options.nonempty_path, metavar="FILE", required=True)
     parser.add_argument("program", metavar="PROGRAM")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)

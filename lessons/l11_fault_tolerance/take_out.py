@@ -66,15 +66,15 @@ def main():
 
     join, dist.destroy_process_group = dist.init_process_group, lambda: None  # the ranks meet once
     dist.init_process_group = lambda *words, **given: dist.is_initialized() or join(*words, **given)
-    results, whole = {}, checkpoint.Checkpoint
+    outcomes, whole = {}, checkpoint.Checkpoint
     for item in ITEMS:
         checkpoint.Checkpoint = lacking(item, whole)
-        weights, lines = run(args)
-        right = weights if item == "nothing" else right
-        results[item] = {"lines": lines, "weights": max(
-            (weights[name] - right[name]).abs().max().item() for name in right)}
+        outcomes[item] = run(args)
     if dist.get_rank() == 0:
-        rank_program.write_json(args.out, results)
+        right = outcomes["nothing"][0]
+        rank_program.write_json(args.out, {item: {"lines": lines, "weights": max(
+            (weights[name] - right[name]).abs().max().item() for name in right)}
+            for item, (weights, lines) in outcomes.items()})
     dist.barrier()
     shortcuts.exit_now()
 

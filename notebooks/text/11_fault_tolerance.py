@@ -73,10 +73,15 @@ files = "results/live/11"  # how the files of this lesson begin
 # %% [markdown]
 # The same training again, and one rank is killed by SIGKILL, which no program can catch. (Linux does that to a process
 # when the machine's memory is full.) `killed.py` only runs your program, sends the signal, and notes when things happen.
+#
+# The ranks meet at a store that `torchrun` keeps. It outlives a restart, and with it the addresses of dead ranks: a new
+# rank may wait for one of them in vain ([issue 135712](https://github.com/pytorch/pytorch/issues/135712)). `--standalone`
+# and the variable below give each attempt a store of its own.
 
 # %%
+restarts = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=2 --max-restarts=1"
 killed = f"-m lessons.l11_fault_tolerance.killed --kill {kill}"
-# !torchrun --nproc_per_node=2 --max-restarts=1 {killed} --events {files}_lost.jsonl {training} \
+# !{restarts} {killed} --events {files}_lost.jsonl {training} \
 #     2> {files}_lost.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -211,7 +216,7 @@ my_seconds = None  # seconds, all together
 
 # %%
 # !rm -f {files}_kept.pt
-# !torchrun --nproc_per_node=2 --max-restarts=1 {killed} --events {files}_kill.jsonl {saving} \
+# !{restarts} {killed} --events {files}_kill.jsonl {saving} \
 #     2> {files}_kill.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]

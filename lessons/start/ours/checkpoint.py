@@ -34,5 +34,5 @@ class Checkpoint:
             torch.set_rng_state(ranks[rank]["rng"])
             return epoch, step, ranks[rank]["losses"]
         torch.manual_seed(hash((epoch, step, rank)))  # the old states belong to other ranks
-        losses = torch.tensor([each["losses"] for each in ranks]).mean(0)  # the ranks had equal shares
+        losses = torch.stack([torch.stack(each["losses"]) for each in ranks]).mean(0)  # the ranks had equal shares
         return epoch, step, list(losses)
