@@ -407,7 +407,7 @@ OLD_RANKS = 4
 
 
 def measure_fewer(made, context):
-    """Four ranks save. Then the first two of them restore, and the first three; the others form a group of their own."""
+    """Four ranks save. Then the first two of them restore, then the first three; the others form another group."""
     one = Training(made, context, 1)
     one.updates(STEP)
     mean = torch.stack(one.losses).mean()
@@ -521,5 +521,5 @@ def sharded(ranks):
     """Four ranks wrote their parts, and each of two has read its own, which is twice as long."""
     for rank, measured in enumerate(ranks[:2]):
         share = min(measured["right"])
-        yield Case(measured["right"], [1.0, 1.0], f"Saved by 4 ranks and loaded by 2: of its part of the table, or of the "
-                   f"momentum, rank {rank} has {share:.0%} as it was saved.")
+        yield Case(measured["right"], [1.0, 1.0], f"Saved by 4 ranks and loaded by 2: of its part of the table, or of "
+                   f"the momentum, rank {rank} has {share:.0%} as it was saved.")

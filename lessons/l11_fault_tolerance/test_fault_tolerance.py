@@ -20,7 +20,8 @@ KILLED = ["-m", "lessons.l11_fault_tolerance.killed", "--kill"]
 def started(ranks, *words, restarts=0, status=0):
     done = subprocess.run(runner.command(ranks, *words, torchrun=["--standalone", f"--max-restarts={restarts}"]),
                           cwd=runner.ROOT, env=runner.environment(
-                              OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"), capture_output=True, text=True,
+                              OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
+                          capture_output=True, text=True,
                           timeout=2 * runner.LIMIT)
     assert (done.returncode == 0) == (status == 0), done.stdout + done.stderr
     return done.stdout
