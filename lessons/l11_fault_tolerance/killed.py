@@ -4,8 +4,9 @@
     torchrun --standalone --nproc_per_node=2 --max-restarts=1 -m lessons.l11_fault_tolerance.killed --kill 1@20 \\
         --events results/live/events.jsonl mine/train.py --checkpoint results/live/kept.pt
 
-1@20 is rank 1, half an update after update 20 of the first attempt; what torchrun starts again runs undisturbed. The file --events gets a line per event:
-when a process began, joined, had made an update, and noticed that another rank is gone. Seconds since 1970.
+1@20 is rank 1, half an update after update 20 of the first attempt; what torchrun starts again runs undisturbed. The
+file --events gets a line per event: when a process began, joined, had made an update, and noticed that another rank is
+gone. Seconds since 1970.
 """
 
 import argparse

@@ -104,7 +104,8 @@ for epoch in range(first, args.epochs):
         losses.append(backward(parallel, cross_entropy, images, labels, args.micro_batches))
         parallel.finish()  # waits until the mean gradients are there
         optimizer.step()
-        scheduler.step()
+        if args.cosine:
+            scheduler.step()
         update = epoch * updates + step + 1
         stop = must_stop(bool(signals), update) if args.checkpoint else False
         if args.checkpoint and (stop or update % args.every == 0):
