@@ -71,8 +71,8 @@ files = "results/live/11"  # how the files of this lesson begin
 # !torchrun --nproc_per_node=2 {training} --save {files}_whole.pt
 
 # %% [markdown]
-# The same training again, and one rank is killed by SIGKILL, which no program can catch. (Linux does that to a process
-# when the machine's memory is full.) `killed.py` only runs your program, sends the signal, and notes when things happen.
+# The same training again, and one rank is killed by SIGKILL, which no program can catch. Linux does that to a process
+# when the machine's memory is full. `killed.py` only runs your program, sends the signal, and notes when things happen.
 #
 # The ranks meet at a store that `torchrun` keeps. It outlives a restart, and with it the addresses of dead ranks: a new
 # rank may wait for one of them in vain ([issue 135712](https://github.com/pytorch/pytorch/issues/135712)). `--standalone`
@@ -174,7 +174,7 @@ lesson.predicted(my_difference, max((whole[name] - resumed[name]).abs().max().it
 print("the same bits:", all(torch.equal(whole[name], resumed[name]) for name in whole))
 
 # %% [markdown]
-# The loss lines are those of the first run, too. On a GPU the same bits also need [deterministic
+# The loss lines are the same, too. On a GPU the same bits also need [deterministic
 # kernels](https://docs.pytorch.org/docs/stable/notes/randomness.html). With PyTorch's DDP they need one thing more: it
 # puts gradients into other buckets after its first backward, and sums in another order differ in their last bits.
 # `main.py` restores that order (`settle_buckets` in [run.py](../trainer/run.py)).
@@ -229,8 +229,7 @@ lesson.figure("From the signal to the update in which the rank was killed, made 
 print(f"updates made again: {show.again(log, total)}; without a checkpoint it was {lost}")
 
 # %% [markdown]
-# `main.py` waits up to two seconds more: a survivor asks which ranks have also noticed, to name the one that is gone. It
-# is a diagnosis, and no part of what a kill must cost.
+# `main.py` waits up to two seconds more: a survivor asks which others are there, to name the rank that is gone.
 #
 # **Take a break here.** Your program survives a kill. From here on: how often to save, and machines that come and go.
 #
@@ -281,7 +280,7 @@ interval, whose = check.interval.or_ours(my_interval)
 lesson.predicted(my_minutes, interval(write, between) / 60, "min")
 show.interval(write, between, restart, interval(write, between), whose)
 lesson.figure("Short intervals lose time by writing, long ones by work made again. The filled diamond is the formula's. "
-              "(Synthetic failures, drawn at Meta's rate.)")
+              "The failures are synthetic, drawn at Meta's rate.")
 
 # %% [markdown]
 # This is [Young's formula, of 1974](https://doi.org/10.1145/361147.361115).
@@ -393,8 +392,7 @@ check.resized("mine/checkpoint.py")
 # !torchrun --nproc_per_node=3 {training} --checkpoint {files}_three.pt
 
 # %% [markdown]
-# Compare the loss of the first epoch printed with that of the undisturbed run. It differs a little: from the checkpoint
-# on, other random images are mirrored.
+# The loss differs a little from that of the undisturbed run: from the checkpoint on, other images are mirrored.
 #
 # `torchrun` can do this by itself. With `--nnodes=1:2` a job needs one node and takes two: where a node is lost,
 # the other's `torchrun` starts its ranks again, with a smaller `WORLD_SIZE`. Three practical points:
@@ -471,8 +469,8 @@ lesson.table(show.without_a_group(recorded, heartbeat=1.5))
 # It has a price. While a group is missing, a step averages fewer images, so the result is **a** training, not the
 # undisturbed one. In [a vendor's test on 64 H200
 # GPUs](https://clockwork.io/blog/keeping-distributed-training-running-through-failures) with a failure every 45 to 75
-# minutes, 3,000 steps took 818 minutes with restarts from checkpoints and 930 with torchft. (The vendor sells a third
-# way, which took 405.)
+# minutes, 3,000 steps took 818 minutes with restarts from checkpoints and 930 with torchft. The vendor sells a third way,
+# which took 405.
 #
 # ## What to remember
 #
