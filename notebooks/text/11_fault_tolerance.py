@@ -94,13 +94,11 @@ print(f"updates made again: {lost} of {total}")
 #
 # ## Never half a file
 #
-# A rank may be killed while it writes. Then the old checkpoint is gone, and the new one is useless.
-#
 # ### Exercise: `replace.py`
 #
-# `replace(path, data)` replaces the content of the file `path` by the bytes `data`. At every moment `path` holds all of
-# the old data, or all of the new. The check runs your function in a process of its own and kills that process, once
-# before each single instruction.
+# A rank may be killed while it writes. `replace(path, data)` replaces the content of the file `path` by the bytes
+# `data`. At every moment `path` holds all of the old data, or all of the new. The check runs your function in a process
+# of its own and kills that process, once before each single instruction.
 
 # %%
 # %%mine replace.py
@@ -231,7 +229,7 @@ print(f"updates made again: {show.again(log, total)}; without a checkpoint it wa
 # %% [markdown]
 # `main.py` waits up to two seconds more: a survivor asks which others are there, to name the rank that is gone.
 #
-# **Take a break here.** Your program survives a kill. From here on: how often to save, and machines that come and go.
+# **Take a break here.**
 #
 # ## How often to save
 #
@@ -392,9 +390,8 @@ check.resized("mine/checkpoint.py")
 # !torchrun --nproc_per_node=3 {training} --checkpoint {files}_three.pt
 
 # %% [markdown]
-# The loss differs a little from that of the undisturbed run: from the checkpoint on, other images are mirrored.
-#
-# `torchrun` can do this by itself. With `--nnodes=1:2` a job needs one node and takes two: where a node is lost,
+# The loss differs a little from that of the undisturbed run: other images are mirrored. `torchrun` can
+# do this by itself. With `--nnodes=1:2` a job needs one node and takes two: where a node is lost,
 # the other's `torchrun` starts its ranks again, with a smaller `WORLD_SIZE`. Three practical points:
 #
 # - `--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3` makes it notice a lost node sooner than its default.
