@@ -16,7 +16,7 @@ from course.plots.style import COLOURS, LINES, PALE, bare, head, line_key, name_
 from course.predict.checkpoints import drawn, lost
 
 SHARES = {"writing": COLOURS[0], "work made again": COLOURS[1], "restarts": COLOURS[3]}
-COST = {"notice": COLOURS[3], "end and start processes": COLOURS[0], "import, data": COLOURS[5],
+COST = {"notice": COLOURS[3], "end and start processes": COLOURS[0], "import, data, first update": COLOURS[5],
         "updates made again": COLOURS[1]}
 NAMES = {"model": "model", "optimizer": "optimizer", "scheduler": "scheduler", "epoch": "epoch",
          "step": "update of the epoch", "losses": "losses of the epoch", "rng": "random states"}
@@ -43,7 +43,7 @@ def cost(log: list[dict], total: int) -> dict[str, float]:
     began = max(first(log, "began", attempt=1, rank=rank) for rank in (0, 1))
     update, made = first(log, "update", attempt=1, rank=0), again(log, total)
     second = [each["time"] for each in log if each["what"] == "update" and each["attempt"] == 1 and each["rank"] == 0]
-    return dict(zip(COST, (noticed - killed, began - noticed, update - began, second[made] - update), strict=True))
+    return dict(zip(COST, (noticed - killed, began - noticed, update - began, second[max(made - 1, 0)] - update), strict=True))
 
 
 def bar(parts: dict[str, float]):
