@@ -43,7 +43,8 @@ def cost(log: list[dict], total: int) -> dict[str, float]:
     began = max(first(log, "began", attempt=1, rank=rank) for rank in (0, 1))
     update, made = first(log, "update", attempt=1, rank=0), again(log, total)
     second = [each["time"] for each in log if each["what"] == "update" and each["attempt"] == 1 and each["rank"] == 0]
-    return dict(zip(COST, (noticed - killed, began - noticed, update - began, second[max(made - 1, 0)] - update), strict=True))
+    until = second[max(made - 1, 0)]
+    return dict(zip(COST, (noticed - killed, began - noticed, update - began, until - update), strict=True))
 
 
 def bar(parts: dict[str, float]):
@@ -165,7 +166,7 @@ def without_a_group(folder: Path, heartbeat: float) -> list[dict]:
     alone = [each["time"] - killed for each in steps if each["time"] > killed and each["groups"] == 1]
     back = min(each["time"] - killed for each in steps if each["time"] > killed + heartbeat and each["groups"] == 2)
     typical = np.median(np.diff(alone))
-    return [{"after the kill": what, "seconds": f"{seconds:.2f}"} for what, seconds in (
+    return [{"after the kill": what, "seconds": f"{seconds:.3f}"} for what, seconds in (
         ("silence, until the group counts as dead: a setting", heartbeat),
         ("a new quorum, and the first step alone", alone[0] - heartbeat),
         (f"the other goes on alone, for {len(alone):,} steps, while the dead group starts again", alone[-1] - alone[0]),
