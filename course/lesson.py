@@ -29,7 +29,7 @@ _captions: list[str] = []  # of the figures so far: a cell that runs again keeps
 
 
 def notebooks() -> dict[str, Path]:
-    """{number of a lesson, such as 11b: its notebook}, in the order of the course."""
+    """{number of a lesson, such as 13b: its notebook}, in the order of the course."""
     return {path.stem.split("_")[0]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]*_*.ipynb"))}
 
 

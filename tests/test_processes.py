@@ -17,7 +17,7 @@ ENDLESS = ["--dataset", "synthetic", "--samples", 200, "--test-samples", 11, "--
 TRAIN = [*runner.command(2, "main.py", *ENDLESS), "--log-file", "{folder}/run.jsonl"]
 STOPPED = [  # how many ranks must have met, the signal, and the command line
     (2, signal.SIGINT, runner.command(0, "-m", "gallery", "show", "hang_rank_0")),
-    (2, signal.SIGHUP, runner.command(0, "lessons/l11_fault_tolerance/kill_rank.py", "--kill=0@900", "--", *TRAIN)),
+    (2, signal.SIGHUP, runner.command(0, "scripts/cluster/why_it_failed.py", "--within=900", "--", *TRAIN)),
 ]
 
 
@@ -28,7 +28,7 @@ def ranks_that_met(mark):
     return 0
 
 
-@pytest.mark.parametrize(("ranks", "sign", "words"), STOPPED, ids=["gallery", "kill_rank"])
+@pytest.mark.parametrize(("ranks", "sign", "words"), STOPPED, ids=["gallery", "why_it_failed"])
 def test_a_command_that_is_stopped_leaves_no_process(ranks, sign, words, tmp_path):
     mark = str(tmp_path)
     process = subprocess.Popen([word.format(folder=tmp_path) for word in words], cwd=runner.ROOT,

@@ -1,67 +1,31 @@
 """Exercises of lesson 11. The first is judged by its purpose: the learner's function is killed while it writes."""
 
 import functools
-import inspect
 import json
 import math
-import os
 import re
 import subprocess
 import sys
 import tempfile
-import textwrap
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from course.exercise import Case, Wrong, exercise
+from course.exercise import Case, Wrong, exercise, mistake
 from course.on_ranks import exercise_on_ranks, patched
 from course.predict.checkpoints import drawn
-from lessons.l11_fault_tolerance.solution import ASK, must_stop
+from lessons.l11_fault_tolerance.sharded import Sharded, table
+from lessons.start.ours.checkpoint import Checkpoint
+from lessons.start.ours.must_stop import ASK, must_stop
+from lessons.start.ours.replace import replace
 
 OLD, NEW = b"old", b"new"  # data of the file
 LIMIT = 60  # seconds for all kills of one function, which take one or two
-
-
-# Exercise 1: never half
-def replace(path, data):
-    with open(f"{path}.part", "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.part", path)
-
-
-def straight(path, data):
-    with open(path, "wb") as file:
-        file.write(data)
-
-
-def delete_first(path, data):
-    with open(f"{path}.part", "wb") as file:
-        file.write(data)
-    os.remove(path)
-    os.rename(f"{path}.part", path)
-
-
-def copy_over(path, data):
-    with open(f"{path}.part", "wb") as file:
-        file.write(data)
-    with open(path, "wb") as file:
-        file.write(data)
-
-
-def never_renamed(path, data):
-    with open(f"{path}.part", "wb") as file:
-        file.write(data)
-
-
-def renamed_too_soon(path, data):
-    with open(f"{path}.part", "wb") as file:
-        file.write(data)
-        os.replace(f"{path}.part", path)
 
 
 # Runs the function once for each of its bytecode instructions, in a process of its own that is killed right before it.
@@ -71,7 +35,7 @@ import json, os, shutil, signal, sys, tempfile
 from pathlib import Path
 {source}
 OLD, NEW = {old!r} * 1000, {new!r} * 1300  # shorter than the buffer of an open file
-CONTENTS = {{OLD: "old", NEW: "new", None: "no file"}}
+CONTENTS = {OLD: "old", NEW: "new", None: "no file"}
 def killed_at(number, path):
     seen = 0
     def trace(frame, event, argument):
@@ -82,7 +46,7 @@ def killed_at(number, path):
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
     sys.settrace(trace)
-    {name}(path, NEW)
+    replace(path, NEW)
     os._exit(0)
 number, killed, contents = 0, True, "old"
 while killed and contents in ("old", "new"):
@@ -101,21 +65,19 @@ while killed and contents in ("old", "new"):
     killed = status != 0
     data = Path(path).read_bytes() if os.path.exists(path) else None
     contents = CONTENTS.get(data, "torn")
-print(json.dumps({{
+print(json.dumps({
     "killed": killed, "contents": contents, "bytes": len(data or b""), "of": len(NEW),
     "whole new data in another file": any(Path(name).read_bytes() == NEW for name in os.listdir()
                                           if name != "checkpoint"),
-    "renamed": data is not None and os.stat(path).st_ino != inode}}))
+    "renamed": data is not None and os.stat(path).st_ino != inode}))
 '''
 
 
 def kill_often(function):
     """What KILLS prints of this function: the state of its file after the kill that did harm, or at the end."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        raise Wrong("The text of your function was not found. Define it with def, in a cell of its own.") from None
-    program = KILLS.format(source=source, name=function.__name__, old=OLD, new=NEW)
+    is_mistake = isinstance(function, partial)
+    source = function.args[1] if is_mistake else Path(function.__code__.co_filename).read_text(encoding="utf-8")
+    program = KILLS.replace("{source}", source).replace("{old!r}", repr(OLD)).replace("{new!r}", repr(NEW))
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
@@ -128,23 +90,35 @@ def kill_often(function):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+changed = partial(mistake, replace)
+RENAME = '    os.replace(f"{path}.part", path)\n'
+FLUSH = "        file.flush()\n        os.fsync(file.fileno())  # a power cut takes what has not reached the disk\n"
+
+
 @exercise(
     solution=replace,
-    hint="Write all of it to a file beside it, such as path + '.part', and close that. Then os.replace(part, path): "
-    "the name changes at once, and there is no moment in between.",
+    hint=("There is one call that changes what a name stands for, at once: before it the old file has the name, after "
+          "it the new one. What must be true of the new file by then?",
+          "Write all of the data to a file beside it, such as path + '.part', and close that file. Then comes the one "
+          "call, of the module os.",
+          "with open(f'{path}.part', 'wb') as file: file.write(data); and after the with block "
+          "os.replace(f'{path}.part', path)."),
     mistakes={
-        "Opening a file for writing empties it. Write to another name first.": straight,
-        "os.replace removes the old file and renames the new one at once: do not remove it first.": delete_first,
-        "The whole new data stood in another file. Do not copy it: rename that file.": copy_over,
-        "Give the new file its name.": never_renamed,
-        "It got its name before the data had left the program's buffer: close the file first.": renamed_too_soon,
+        "Opening a file for writing empties it. Write to another name first.": changed(
+            {'open(f"{path}.part", "wb")': 'open(path, "wb")', RENAME: ""}),
+        "os.replace removes the old file and renames the new one at once: do not remove it first.": changed(
+            {RENAME: f"    os.remove(path)\n{RENAME}"}),
+        "The whole new data stood in another file. Do not copy it: rename that file.": changed(
+            {RENAME: '    with open(path, "wb") as file:\n        file.write(data)\n'}),
+        "Give the new file its name.": changed({RENAME: ""}),
+        "It got its name before the data had left the program's buffer: close the file first.": changed(
+            {FLUSH: "", RENAME: f"    {RENAME}"}),
     },
     limit=2 * LIMIT,
 )
 def never_half(answer):
-    """Killed before each single instruction, your function left the whole old file or the whole new one. main.py too
-    writes beside and renames, and keeps the file before as .previous. os.fsync before the rename guards against a
-    power cut."""
+    """Killed before each single instruction, your function left the whole old file or the whole new one. From now on
+    train.py saves with it. os.fsync before the rename guards against a power cut."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
         path.write_bytes(OLD)
@@ -160,7 +134,7 @@ def never_half(answer):
                f"It was killed when the file held {written} of {size} bytes: neither the old data nor the new.")
 
 
-# Exercise 2: how often to save
+# ---------------------------------------------------------------------------------------------- how often to save
 def my_interval(write, between):
     return math.sqrt(2 * write * between)
 
@@ -174,16 +148,19 @@ def least_by_chance(write, between):
 
 @exercise(
     solution=my_interval,
-    hint="Call the interval t. Writing takes write / t of the time, and failures t / (2 * between). Where the sum is "
-    "least, its derivative by t is 0: -write / t**2 + 1 / (2 * between) = 0.",
+    hint=("One of the shares falls with the interval, the other rises. Where is their sum least?",
+          "Call the interval t: the shares are write / t and t / (2 * between). At the best t the derivative of their "
+          "sum is 0.",
+          "-write / t**2 + 1 / (2 * between) = 0. Solve it for t."),
     mistakes={
-        "Of an interval half is lost at a failure, on average: where is the 2?":
-            lambda write, between: math.sqrt(write * between),
-        "That is its square. Look at the units: seconds times seconds.": lambda write, between: 2 * write * between,
-        "So short an interval spends half of the time on writing.": lambda write, between: write,
-        "Then each failure costs half of all that was done since the last one.": lambda write, between: between,
-        "The longer a write takes, the less often you should write.":
-            lambda write, between: math.sqrt(2 * between / write),
+        "Of an interval half is lost at a failure, on average: where is the 2?": mistake(my_interval, {"2 * ": ""}),
+        "That is its square. Look at the units: seconds times seconds.": mistake(my_interval, {"math.sqrt": ""}),
+        "So short an interval spends half of the time on writing.": mistake(
+            my_interval, {"math.sqrt(2 * write * between)": "write"}),
+        "Then each failure costs half of all that was done since the last one.": mistake(
+            my_interval, {"math.sqrt(2 * write * between)": "between"}),
+        "The longer a write takes, the less often you should write.": mistake(
+            my_interval, {"2 * write * between": "2 * between / write"}),
     },
 )
 def interval(answer):
@@ -206,43 +183,8 @@ def interval(answer):
     yield from cases
 
 
-# Exercise 3: all ranks stop after one step
+# ---------------------------------------------------------------------------------------------- stop together
 STEPS = 40
-
-
-def own_signal(signalled, step):
-    return signalled
-
-
-def own_signal_each_tenth(signalled, step):
-    return signalled and step % ASK == 0
-
-
-def asks_when_signalled(signalled, step):
-    if signalled:
-        dist.all_reduce(torch.tensor(1))
-    return signalled
-
-
-def rank_0_decides(signalled, step):
-    flag = torch.tensor(int(signalled))
-    if step % ASK == 0:
-        dist.broadcast(flag, src=0)
-    return step % ASK == 0 and bool(flag)
-
-
-def agreed(op, every, signalled, step):
-    flag = torch.tensor(int(signalled))
-    if step % every == 0:
-        dist.all_reduce(flag, op=op)
-    return step % every == 0 and bool(flag)
-
-
-def asks_when_signalled_too(signalled, step):
-    flag = torch.tensor(int(signalled))
-    if signalled or step % ASK == 0:
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
 
 
 def signals(ranks):
@@ -286,24 +228,33 @@ def counted(call, calls):
     return noted
 
 
+asks = partial(mistake, must_stop)
+IN_TENTH, QUESTION = "    if step % ASK:\n        return False\n", "    dist.all_reduce(flag, op=dist.ReduceOp.MAX)\n"
+
+
 @exercise_on_ranks(
     measure_stop,
     solution=must_stop,
     ranks=(2, 3),
-    hint="Make a tensor that is 1 where this rank has got the signal, else 0. In each tenth step, `step % 10 == 0`, "
-    "dist.all_reduce(flag, op=dist.ReduceOp.MAX) gives all ranks the largest: each sees the same result.",
+    hint=("A rank that has no signal must take part, too. In which updates do all ranks know that they are to ask?",
+          "Every tenth update is the same for all. There one all-reduce over a flag tells each rank whether any has "
+          "the signal.",
+          "if step % 10: return False; else flag = torch.tensor(int(signalled)), dist.all_reduce(flag, "
+          "op=dist.ReduceOp.MAX), return bool(flag)."),
     mistakes={
-        "A rank that looks at its own signal alone leaves the others behind. They must ask each other.": own_signal,
-        "A message takes time. Ask in each tenth step.": functools.partial(agreed, dist.ReduceOp.MAX, 1),
-        "Each rank still looks at its own signal alone.": own_signal_each_tenth,
+        "A rank that looks at its own signal alone leaves the others behind. They must ask each other.": asks(
+            {IN_TENTH: "", QUESTION: ""}),
+        "A message takes time. Ask in each tenth step.": asks({IN_TENTH: ""}),
+        "Each rank still looks at its own signal alone.": asks({QUESTION: ""}),
         "Only a rank with a signal asks, and the others do not answer: a collective needs all ranks. When to ask must "
-        "depend on what all of them know, such as the step.": asks_when_signalled,
+        "depend on what all of them know, such as the step.": asks({"if step % ASK:": "if not signalled:"}),
         "A rank with a signal asks at once, and what answers it is the question of another step. When to ask must "
-        "depend on what all ranks know, such as the step.": asks_when_signalled_too,
-        "Ask more often: in each tenth step.": functools.partial(agreed, dist.ReduceOp.MAX, 2 * ASK),
-        "Rank 0 decides, and it has heard of no signal: another rank has.": rank_0_decides,
-        "One signal is enough: take the largest flag, and not the smallest.":
-            functools.partial(agreed, dist.ReduceOp.MIN, ASK),
+        "depend on what all ranks know, such as the step.": asks(
+            {"if step % ASK:": "if step % ASK and not signalled:"}),
+        "Ask more often: in each tenth step.": asks({"step % ASK": "step % (2 * ASK)"}),
+        "Rank 0 decides, and it has heard of no signal: another rank has.": asks(
+            {QUESTION: "    dist.broadcast(flag, src=0)\n"}),
+        "One signal is enough: take the largest flag, and not the smallest.": asks({"ReduceOp.MAX": "ReduceOp.MIN"}),
     },
 )
 def stopped(ranks):
@@ -332,111 +283,243 @@ def stopped(ranks):
                    f"In at most {STEPS} steps a rank took part in {max(messages)} messages; {most} are enough.")
 
 
-# Exercise 4: another number of ranks
-def my_resume(path, order):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    box = [torch.load(path) if rank == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    state = box[0]
-    done = state["step"] * state["batch_size"] * len(state["ranks"])
-    sums = torch.tensor([old_rank["sums"] for old_rank in state["ranks"]]).sum(dim=0)
-    return order[done:][rank::world_size], sums if rank == 0 else torch.zeros(3)
+# ---------------------------------------------------------------------------------------------- save and restore
 
 
-def all_read(path, order):
-    torch.load(path)
-    return order, torch.zeros(3)
+class Training:
+    """A small training on ranks: a layer that learns from numbers that each rank draws. Seeds are those of a start."""
+
+    def __init__(self, kind, context, start):
+        torch.manual_seed(start)
+        self.model = nn.Linear(3, 2, dtype=torch.float64)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda update: 1 / (1 + update))
+        self.losses, self.writes, self.file = [], 0, Path(context.folder, "kept")
+        self.kept = kind(str(self.file), self.model, self.optimizer, self.scheduler, self.write)
+        torch.manual_seed(100 * start + context.rank)
+
+    def write(self, path, data):
+        self.writes += 1
+        Path(path).write_bytes(data)
+
+    def updates(self, number):
+        for _ in range(number):
+            loss = self.model(torch.randn(4, 3, dtype=torch.float64)).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            if dist.is_initialized():
+                for parameter in self.model.parameters():
+                    dist.all_reduce(parameter.grad)
+            self.optimizer.step()
+            self.scheduler.step()
+            self.losses.append(loss.detach())
+
+    def now(self):
+        """What the next update depends on, as numbers. `rng`: the next number that would be drawn."""
+        state = torch.get_rng_state()
+        drawn_next = torch.rand(1).item()
+        torch.set_rng_state(state)
+        momentum = [self.optimizer.state[parameter].get("momentum_buffer") for parameter in self.model.parameters()]
+        return {"weights": self.model.weight.flatten().tolist(),
+                "momentum": [each if each is None else each.flatten().tolist() for each in momentum],
+                "schedule": self.scheduler.last_epoch, "rng": drawn_next}
 
 
-def otherwise(mistake, path, order):
-    """my_resume, but for one mistake."""
-    images, sums = my_resume(path, order)
-    box = [torch.load(path) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    rank, world_size, state = dist.get_rank(), dist.get_world_size(), box[0]
-    each, old_sums = state["step"] * state["batch_size"], torch.tensor([old["sums"] for old in state["ranks"]])
-    return {"the new number": (order[each * world_size:][rank::world_size], sums),
-            "epoch again": (order[rank::world_size], sums),
-            "all take all": (order[each * len(old_sums):], sums),
-            "everybody counts": (images, old_sums.sum(dim=0)),
-            "own sums": (images, old_sums[rank] if rank < len(old_sums) else torch.zeros(3)),
-            "from zero": (images, torch.zeros(3))}[mistake]
+EPOCH, STEP = 1, 4  # where the training is killed
 
 
-def checkpoints(ranks):
-    """([(ranks that wrote the checkpoint, images a step of each, steps of the epoch done)], images that are left)."""
-    return ((2, 6, 3), (4, 3, 2)), 24
+def measure_kept(made, context):
+    """What is there when a training saves, and what another process finds after restore()."""
+    if context.world_size > 1:
+        dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=context.rank,
+                                world_size=context.world_size, timeout=timedelta(seconds=context.timeout))
+    one = Training(made, context, 1)
+    one.updates(7)
+    one.losses = one.losses[-STEP:]
+    saved = one.now() | {"losses": [loss.item() for loss in one.losses]}
+    one.kept.save(EPOCH, STEP, one.losses)
+    writes = sum(context.gather("writes", one.writes))
+    one.updates(2)  # these are lost
+    if not one.file.exists():
+        return {"writes": writes}
+    other = Training(made, context, 2)
+    place = other.kept.restore()
+    if not isinstance(place, tuple | list) or len(place) != 3:
+        raise Wrong(f"restore() returned {place!r}. It returns three things: epoch, step, losses.")
+    found = other.now() | {"losses": [float(loss) for loss in place[2]]}
+    return {"writes": writes, "saved": saved, "found": found, "place": [int(place[0]), int(place[1])]}
 
 
-def measure_resume(function, context):
-    """For each checkpoint the places in `order` of the images that this rank still takes, and its three sums."""
-    measured, (cases, left) = {"places": [], "sums": []}, checkpoints(context.world_size)
-    folder = Path(context.folder, f"node{context.rank}")  # as if each rank had a disk of its own
-    if context.rank == 0:
-        folder.mkdir()
-        for number, (writers, batch_size, step) in enumerate(cases):
-            ranks = [{"sums": [10.0 + rank, 2.0 + rank, float(step * batch_size)]} for rank in range(writers)]
-            torch.save({"step": step, "batch_size": batch_size, "ranks": ranks}, folder / f"checkpoint{number}")
-    context.gather("written", True)
-    for number, (writers, batch_size, step) in enumerate(cases):
-        generator = torch.Generator().manual_seed(number)
-        order = torch.randperm(writers * batch_size * step + left, generator=generator).tolist()
+kept, ALL = partial(mistake, Checkpoint), '"model": model, "optimizer": optimizer, "scheduler": scheduler'
+OWN = "ranks[rank]"
+
+
+@exercise_on_ranks(
+    measure_kept,
+    solution=Checkpoint,
+    hint=("List what the next update reads: whatever your program changes while it trains. Some of it is not an "
+          "argument, and some of it differs from rank to rank.",
+          "model, optimizer and scheduler have a state_dict(). The epoch, the step and the losses are given. "
+          "torch.get_rng_state() is each rank's own, as the losses are: dist.all_gather_object(box, mine) brings them "
+          "to the rank that writes.",
+          "save: ranks = [None] * world_size; dist.all_gather_object(ranks, {'losses': losses, 'rng': "
+          "torch.get_rng_state()}); on rank 0 torch.save({...}, data := io.BytesIO()) and self.replace(self.file, "
+          "data.getvalue()). restore: state = torch.load(self.file), load_state_dict() three times, "
+          "torch.set_rng_state(state['ranks'][rank]['rng'])."),
+    mistakes={
+        "A process that was started alone has no process group: ask dist.is_initialized() first.": kept(
+            {"if dist.is_initialized():  #": "if True:  #"}),
+        "One rank writes. All others have only to send it what is theirs.": kept(
+            {"not dist.is_initialized() or dist.get_rank() == 0": "True"}),
+        "The model is not all that an update changes.": kept({ALL: '"model": model'}),
+        "Momentum is part of the optimizer's state_dict().": kept(
+            {ALL: '"model": model, "scheduler": scheduler'}),
+        "The schedule begins again: the scheduler counts updates.": kept(
+            {ALL: '"model": model, "optimizer": optimizer'}),
+        "A new process draws from its seed again. torch.get_rng_state() says where the generator is.": kept(
+            {f'            torch.set_rng_state({OWN}["rng"])\n': ""}),
+        "The random state, and the losses, are those of one rank. Each rank has its own.": kept({OWN: "ranks[0]"}),
+        "The loss of an epoch is that of all its updates, also of those before the kill.": kept(
+            {f'step, {OWN}["losses"]': "step, []"}),
+        "The epoch begins again, and its first images are seen twice.": kept(
+            {f"epoch, step, {OWN}": f"epoch, 0, {OWN}"}),
+    },
+    ranks=(1, 3), group=False,
+)
+def saved(ranks):
+    """Nothing that the next update depends on is missing, on any rank. train.py now saves and goes on with it."""
+    where = f"On {len(ranks)} rank(s)"
+    writes = ranks[0]["writes"]
+    yield Case(writes, 1, f"{where} self.replace was called {writes} time(s), all ranks together, and 1 is right.")
+    for rank, measured in enumerate(ranks):
+        before, after = measured["saved"], measured["found"]
+        yield Case(measured["place"], [EPOCH, STEP], f"{where} restore() returned epoch and step "
+                   f"{measured['place']} for a checkpoint of {[EPOCH, STEP]}.")
+        for item, what in {"weights": "the weights", "momentum": "the optimizer's momentum",
+                           "schedule": "the updates that the scheduler has counted",
+                           "losses": "the losses of this epoch", "rng": "the next random number"}.items():
+            yield Case(after[item], before[item], f"{where}, after restore() on rank {rank}, {what} differ from those "
+                       "at save().", rel_tol=0)
+
+
+# ---------------------------------------------------------------------------------------------- another number of ranks
+OLD_RANKS = 4
+
+
+def measure_fewer(made, context):
+    """Four ranks save. Then the first two of them restore, then the first three; the others form another group."""
+    one = Training(made, context, 1)
+    one.updates(STEP)
+    mean = torch.stack(one.losses).mean()
+    dist.all_reduce(mean)
+    one.kept.save(EPOCH, STEP, one.losses)
+    context.gather("saved", True)
+    measured = {"saved": one.now()["weights"], "before": mean.item() / OLD_RANKS}
+    for count in (2, 3):
+        context.gather(f"done before {count}", True)
+        dist.destroy_process_group()
+        context.gather(f"ended {count}", True)
+        if context.rank >= count:
+            dist.init_process_group("gloo", store=dist.PrefixStore(f"rest {count}", context.store),
+                                    rank=context.rank - count, world_size=OLD_RANKS - count,
+                                    timeout=timedelta(seconds=context.timeout))
+            context.gather(f"met {count}", True)
+            continue
+        dist.init_process_group("gloo", store=dist.PrefixStore(f"group {count}", context.store), rank=context.rank,
+                                world_size=count, timeout=timedelta(seconds=context.timeout))
+        context.gather(f"met {count}", True)
+        other = Training(made, context, 2)
         try:
-            returned = function(str(folder / f"checkpoint{number}"), order)
-        except FileNotFoundError:
-            raise Wrong(f"Rank {context.rank} opened the file, which only rank 0's disk has.") from None
-        if not isinstance(returned, tuple | list) or len(returned) != 2 or len(returned[1]) != 3:
-            raise Wrong(f"On rank {context.rank} it returned {returned!r}. Return two things: a list of this rank's "
-                        "images, and its three sums.")
-        images, sums = returned
-        places = {image: place for place, image in enumerate(order)}
-        measured["places"].append([places.get(int(image)) for image in images])
-        measured["sums"].append([float(value) for value in sums])
+            _, _, losses = other.kept.restore()
+        except (IndexError, KeyError) as error:
+            raise Wrong(f"On rank {context.rank} of {count} restore() raised {type(error).__name__}: {error}. "
+                        f"The file is of {OLD_RANKS} ranks.") from None
+        loss = torch.stack(list(losses)).mean() if len(losses) else torch.zeros((), dtype=torch.float64)
+        dist.all_reduce(loss)
+        found = other.now()
+        measured[str(count)] = {"weights": found["weights"], "loss": loss.item() / count, "rng": found["rng"]}
     return measured
 
 
 @exercise_on_ranks(
-    measure_resume,
-    solution=my_resume,
-    hint="dist.broadcast_object_list([state], src=0) brings a Python object to all ranks. The images that are done are "
-         "a beginning of `order`: how long is it, with the ranks of then? Deal what is left to the ranks of now. The "
-         "ranks' sums are added up later: each number may stand on one rank only.",
+    measure_fewer,
+    solution=Checkpoint,
+    hint=("len(ranks) in the file is the number of ranks of then. Which of the things in it are no rank's own? Those "
+          "are easy.",
+          "The losses: train.py takes the mean over its ranks, and those had equal shares. If each new rank has the "
+          "old ranks' mean, update by update, the mean stays. The random states fit no new rank: seed anew, "
+          "differently on each rank.",
+          "if len(ranks) != world_size: torch.manual_seed(hash((epoch, step, rank))); losses = "
+          "list(torch.stack([torch.stack(each['losses']) for each in ranks]).mean(0))."),
     mistakes={
-        "A collective must bring to the others what rank 0 has read.": all_read,
-        "How many images were done depends on the number of ranks that did them, not on today's.":
-            functools.partial(otherwise, "the new number"),
-        "Go on where the epoch was, not at its beginning.": functools.partial(otherwise, "epoch again"),
-        "Each rank needs a part of its own.": functools.partial(otherwise, "all take all"),
-        "Every rank has all of the sums, so they are counted once for each rank.":
-            functools.partial(otherwise, "everybody counts"),
-        "There were more ranks then than now: which rank takes over the sums of the others?":
-            functools.partial(otherwise, "own sums"),
-        "The sums from before the stop are lost.": functools.partial(otherwise, "from zero"),
+        "Each rank took what the old rank of its number had. That leaves out the others.": kept(
+            {"len(ranks) == world_size": "True"}),
+        "The updates before the kill belong to the epoch's loss.": kept({"list(losses)": "[]"}),
+        "A mean over the ranks does not need their sum: train.py divides by the ranks of now.": kept(
+            {".mean(0)": ".sum(0)"}),
+        "All ranks draw the same numbers now. Let the seed depend on the rank.": kept(
+            {"hash((epoch, step, rank))": "hash((epoch, step))"}),
     },
+    ranks=OLD_RANKS,
 )
-def resumed(ranks):
-    """Each image that was left is seen once, by one rank, and nothing is counted twice or lost. Weights and optimizer
-    are easier: they are the same on all ranks. The random states of the old ranks fit no new one, so such a run is not
-    the same bit for bit."""
-    cases, left = checkpoints(len(ranks))
-    for case, (writers, batch_size, step) in enumerate(cases):
-        done = writers * batch_size * step
-        began = (f"{writers} ranks had made {step} steps with {batch_size} images each, so {done} of {done + left} "
-                 f"images are done.")
-        shares = [measured["places"][case] for measured in ranks]
-        taken = [place for share in shares for place in share]
-        if None in taken:
-            raise Wrong(f"{began} Your function returned numbers that are not in `order`.")
-        again, twice = sum(place < done for place in taken), len(taken) - len(set(taken))
-        missing = len(set(range(done, done + left)) - set(taken))
-        yield Case([again, twice, missing], [0, 0, 0],
-                   f"{began} Of the images that your ranks take, {again} are done already and {twice} are taken twice; "
-                   f"{missing} are left out.")
-        lengths = [len(share) for share in shares]
-        yield Case(lengths, [max(lengths)] * len(ranks),
-                   f"{began} Your ranks take {', '.join(map(str, lengths))} images: a rank that has more than the "
-                   "others waits for them in its next all-reduce.")
-        total = [sum(column) for column in zip(*(measured["sums"][case] for measured in ranks), strict=True)]
-        right = [writers * 10.0 + sum(range(writers)), writers * 2.0 + sum(range(writers)), float(done)]
-        yield Case(total, right,
-                   f"{began} Added up over your ranks the sums are {total}; those in the file give {right}.")
+def resized(ranks):
+    """The loss of the epoch is that of all its images, and each new rank draws numbers of its own."""
+    for count in (2, 3):
+        of_ranks = [measured[str(count)] for measured in ranks[:count]]
+        where = f"Saved by {OLD_RANKS} ranks, restored by {count}:"
+        weights = [each["weights"] for each in of_ranks]
+        yield Case(weights, [ranks[0]["saved"]] * count, f"{where} the weights differ from those at save().")
+        yield Case(of_ranks[0]["loss"], ranks[0]["before"], f"{where} the loss of the epoch so far would be printed as "
+                   f"{of_ranks[0]['loss']:.4f}, and it was {ranks[0]['before']:.4f}.")
+        streams = len({each["rng"] for each in of_ranks})
+        yield Case(streams, count, f"{where} the ranks draw {streams} different series of random numbers.")
+
+
+# ---------------------------------------------------------------------------------------------- a sharded checkpoint
+
+
+def measure_sharded(made, context):
+    """Four ranks save a table, of which each has a part; two of them load it. Then what they have, and the files."""
+    folder, mine = str(Path(context.folder, "table")), made()
+    mine.save(table(whole=True), folder)
+    context.gather("saved", True)
+    dist.destroy_process_group()
+    context.gather("ended", True)
+    pair = context.rank // 2
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"pair {pair}", context.store), rank=context.rank % 2,
+                            world_size=2, timeout=timedelta(seconds=context.timeout))
+    state, right = table(whole=False), table(whole=True)
+    returned = mine.load(state, folder)
+    if returned is not None and returned is not state:
+        raise Wrong("load() fills the tensors in `state`, and returns nothing.")
+    return {"right": [(state[name].to_local() == right[name].to_local()).double().mean().item() for name in state]}
+
+
+@exercise_on_ranks(
+    measure_sharded,
+    solution=Sharded,
+    hint=("Both are one call of torch.distributed.checkpoint, made by all ranks.",
+          "dcp.save(state, …) writes what each rank has. dcp.load(state, …) fills the tensors of a state that is laid "
+          "out as the ranks are now. Both take checkpoint_id=, the folder.",
+          "dcp.save(state, checkpoint_id=folder) and dcp.load(state, checkpoint_id=folder)."),
+    mistakes={
+        "All ranks make the call: each has a part of the table.": mistake(
+            Sharded, {"        dcp.save": "        if dist.get_rank() == 0:\n            dcp.save"}),
+        "Nothing has filled the tensors: dcp.load reads into those that are in `state`.": mistake(
+            Sharded, {"dcp.load(state,": "dcp.load(dict.fromkeys(state, torch.empty(0)) and {},"}),
+        "A file per rank holds the parts of four ranks, and a rank of two needs two of them. dcp knows which.": mistake(
+            Sharded, {"dcp.save(state, checkpoint_id=folder)":
+                      "os.makedirs(folder, exist_ok=True) or torch.save({name: value.to_local() for name, value in "
+                      "state.items()}, f'{folder}/{dist.get_rank()}')",
+                      "dcp.load(state, checkpoint_id=folder)":
+                      "[state[name].to_local()[:len(value)].copy_(value) for name, value in "
+                      "torch.load(f'{folder}/{dist.get_rank()}').items()] and None"}),
+    },
+    ranks=4, preload=("torch.distributed.checkpoint", "torch.distributed.tensor"),
+)
+def sharded(ranks):
+    """Four ranks wrote their parts, and each of two has read its own, which is twice as long."""
+    for rank, measured in enumerate(ranks[:2]):
+        share = min(measured["right"])
+        yield Case(measured["right"], [1.0, 1.0], f"Saved by 4 ranks and loaded by 2: of its part of the table, or of "
+                   f"the momentum, rank {rank} has {share:.0%} as it was saved.")

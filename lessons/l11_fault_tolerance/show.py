@@ -1,33 +1,97 @@
-"""Lesson 11: what a kill cost, how often to save, how groups went on, what nodes did; and the lesson's pictures.
+"""Lesson 11: what a kill cost, what a missing item changes, how often to save, and the lesson's pictures.
 
-Logs are lists of the records that main.py writes. Moments are seconds since 1970, as in the logs.
+Events are lists of what killed.py writes. Moments are seconds since 1970.
 """
 
+import json
 import math
 import re
-from itertools import pairwise
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 
-from course.interrupted import of_kind
 from course.plots.labels import BESIDE_A_POINT, write_beside
-from course.plots.style import COLOURS, LINES, PALE, halo, head, line_key, name_rows, write_in
+from course.plots.style import COLOURS, LINES, PALE, bare, head, line_key, name_rows, stacked, write_in
 from course.predict.checkpoints import drawn, lost
 
 SHARES = {"writing": COLOURS[0], "work made again": COLOURS[1], "restarts": COLOURS[3]}
+COST = {"notice": COLOURS[3], "end and start processes": COLOURS[0], "import, data, first update": COLOURS[5],
+        "updates made again": COLOURS[1]}
+NAMES = {"model": "model", "optimizer": "optimizer", "scheduler": "scheduler", "epoch": "epoch",
+         "step": "update of the epoch", "losses": "losses of the epoch", "rng": "random states"}
 
 
-# ------------------------------------------------------------------------------------------------ a kill
+def events(file: str | Path) -> list[dict]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
-def stopped(log: list[dict], note: dict, steps: int) -> tuple[int, float]:
-    """(steps made again, seconds from the signal to the end of the run) of a run that a signal stopped: from its log,
-    and what kill_rank.py wrote; `steps` of an epoch."""
-    epoch, step = map(int, re.search(r"stopped in epoch (\d+) after step (\d+)", "\n".join(note["said"])).groups())
-    back, end = of_kind(log, "restart")[0], of_kind(log, "end")[0]
-    return (epoch - back["epoch"]) * steps + step - back["step"], end["time"] - note["kills"][0]["time"]
+def first(log: list[dict], what: str, **of) -> float:
+    """When it happened first, among the events that have these values."""
+    return min(each["time"] for each in log
+               if each["what"] == what and all(each[key] == value for key, value in of.items()))
+
+
+def again(log: list[dict], total: int) -> int:
+    """Updates that were made twice, of a training that has `total` and was killed once."""
+    return sum(each["what"] == "update" and each["rank"] == 0 for each in log) - total
+
+
+def cost(log: list[dict], total: int) -> dict[str, float]:
+    """{part: seconds} of a kill, from the signal until the training was again where it had been."""
+    killed, noticed = first(log, "KILL"), first(log, "noticed")
+    began = max(first(log, "began", attempt=1, rank=rank) for rank in (0, 1))
+    update, made = first(log, "update", attempt=1, rank=0), again(log, total)
+    second = [each["time"] for each in log if each["what"] == "update" and each["attempt"] == 1 and each["rank"] == 0]
+    until = second[max(made - 1, 0)]
+    return dict(zip(COST, (noticed - killed, began - noticed, update - began, until - update), strict=True))
+
+
+def bar(parts: dict[str, float]):
+    """One bar of the seconds that a kill cost."""
+    ax = plt.subplots(figsize=(14, 3))[1]
+    head(ax, "What one kill costs", key=stacked(ax, [""], [parts], COST, "seconds", "s"), columns=4)
+    return ax
+
+
+# ------------------------------------------------------------------------------------------------ one item is missing
+
+
+def numbers(line: str) -> tuple[str, str]:
+    """(loss, accuracy) of a line of train.py."""
+    return tuple(re.search(r"loss (\S+), accuracy (\S+)", line).groups())
+
+
+def differences(results: dict) -> dict[str, list[str]]:
+    """{item: what differs without it}: the loss of the epoch in which the training went on, the last loss, the last
+    accuracy, the weights; "the same" where it does not. `results`: of take_out.py."""
+    whole, rows = results["nothing"]["lines"], {}
+    for item in NAMES:
+        lines = results[item]["lines"]
+        pairs = [(numbers(lines[-len(whole)])[0], numbers(whole[0])[0]),
+                 *zip(numbers(lines[-1]), numbers(whole[-1]), strict=True)]
+        rows[item] = ["the same" if mine == right else f"{mine} for {right}" for mine, right in pairs]
+        off = results[item]["weights"]
+        rows[item].append(f"off by {off:.2g}" if off else "the same bits")
+    return rows
+
+
+def missing(results: dict):
+    """A row for each item of a checkpoint; its cells say what differs in a training that went on without it."""
+    rows, ax = differences(results), plt.subplots(figsize=(15, 7))[1]
+    columns = ["loss of the epoch\nthat goes on", "last loss", "last accuracy", "weights\nat the end"]
+    for y, cells in enumerate(rows.values()):
+        for x, cell in enumerate(cells):
+            colour = PALE if cell.startswith("the same") else COLOURS[1]
+            ax.barh(y, 0.96, left=x - 0.48, height=0.86, color=colour)
+            write_in(ax, x, y, cell, colour, fontsize=15)
+    bare(ax)
+    name_rows(ax, [f"without {NAMES[item]}" for item in rows])
+    ax.set_xticks(range(len(columns)), columns)
+    ax.xaxis.tick_top()
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_title("What differs when one item is missing", pad=12)
+    return ax
 
 
 # ------------------------------------------------------------------------------------------------ how often to save
@@ -41,88 +105,70 @@ def by_nodes(counts, write: float, node_hours: float, restart: float, interval) 
         best = interval(write, between)
         shares = lost(best, write, between, restart)
         rows.append({"nodes": f"{nodes:,}", "a failure every, h": f"{between / 3600:,.1f}",
-                     "interval, s": f"{best:,.0f}",
-                     **{f"{name}, %": f"{100 * share:.2g}" if share >= 1e-5 else "< 0.001"
-                        for name, share in shares.items()}})
+                     "interval, min": f"{best / 60:,.0f}",
+                     **{f"{name}, %": f"{100 * share:.2g}" for name, share in shares.items()}})
     return rows
 
 
-# ------------------------------------------------------------------------------------------------ pictures
-
-
-def killed(undisturbed, disturbed, rank, moment):
-    """The losses of both trainings by time. `rank` was killed at `moment`."""
-    ax, ends = plt.subplots(figsize=(14, 7))[1], []
-    for log, name, look in ((undisturbed, "undisturbed", {"color": COLOURS[0], "marker": "s"}),
-                            (disturbed, "killed", {"color": COLOURS[1], "marker": "o"})):
-        ax.plot(*zip(*((record["time"] - log[0]["time"], record["loss"]) for record in of_kind(log, "epoch")),
-                     strict=True), **look)
-        ends.append((*ax.lines[-1].get_xydata()[-1], name, look["color"]))
-    begin, again = moment - disturbed[0]["time"], of_kind(disturbed, "restart")[0]["time"] - disturbed[0]["time"]
-    ax.axvspan(begin, again, color=PALE)
-    ax.text((begin + again) / 2, 0.98, f"rank {rank} is killed,\nall start again", ha="center", va="top",
-            transform=ax.get_xaxis_transform(), path_effects=halo(PALE))
-    ax.set(xlabel="seconds since the first step", ylabel="loss (cross-entropy)")
-    head(ax, "The loss after each epoch", pd.DataFrame(undisturbed[:1]), [])
-    write_beside(ax, ends, BESIDE_A_POINT)
-    return ax
-
-
 def interval(write, between, restart, chosen, whose):
-    """The share of time that is lost, against the seconds between two checkpoints: what is predicted, what came of
-    random failures, and where the learner's formula stands, which gives `chosen`."""
+    """The share of time that is lost, against the minutes between two checkpoints: what is predicted, what came of
+    random failures, and where the learner's formula stands, which gives `chosen` seconds."""
     ax = plt.subplots(figsize=(14, 8))[1]
     best = math.sqrt(2 * write * between)
-    every = np.geomspace(best / 100, min(100 * best, between), 200)
+    every = np.geomspace(best / 12, min(12 * best, between), 120)
     shares = {name: 100 * share * np.ones_like(every) for name, share in lost(every, write, between, restart).items()}
     ends = []
     for name, share in shares.items():
-        ax.plot(every, share, LINES["predicted"], color=SHARES[name])
-        at = {"writing": 150, "work made again": 60, "restarts": 5}[name]
-        ends.append((every[at], share[at], name, SHARES[name]))
-    ax.plot(every, sum(shares.values()), LINES["predicted"], color="black", linewidth=5)
-    ax.plot(every[::15], [100 * drawn(seconds, write, between, restart) for seconds in every[::15]], "D",
+        ax.plot(every / 60, share, LINES["predicted"], color=SHARES[name])
+        at = {"writing": 90, "work made again": 40, "restarts": 6}[name]
+        ends.append((every[at] / 60, share[at], name, SHARES[name]))
+    ax.plot(every / 60, sum(shares.values()), LINES["predicted"], color="black", linewidth=5)
+    ax.plot(every[::10] / 60, [100 * drawn(seconds, write, between, restart) for seconds in every[::10]], "D",
             markerfacecolor="white", color=COLOURS[2])
     share = 100 * drawn(chosen, write, between, restart)
-    ax.plot(chosen, share, "D", color=COLOURS[2], markersize=16)
-    ax.set(xscale="log", yscale="log", xlabel="seconds between two checkpoints", ylabel="time that is lost (%)")
+    ax.plot(chosen / 60, share, "D", color=COLOURS[2], markersize=16)
+    ax.set(xscale="log", yscale="log", xlabel="minutes between two checkpoints", ylabel="time that is lost (%)")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter("{x:g}")
-    head(ax, f"A write of {1000 * write:.0f} ms, a failure every {between / 3600:.2g} h", columns=2, key=[
-        line_key("predicted: all three together", linestyle=":", color="black", linewidth=5),
-        line_key("simulated: 5,000 failures", linestyle="", marker="D", markerfacecolor="white", color=COLOURS[2])])
-    write_beside(ax, [*ends, (chosen, share, f"{whose} formula: every {chosen:.0f} s", COLOURS[2])], BESIDE_A_POINT)
+    head(ax, f"A write of {write:.0f} s, a restart of {restart:.0f} s, a failure every {between / 3600:.2g} h",
+         columns=2, key=[
+             line_key("predicted: all three together", linestyle=":", color="black", linewidth=5),
+             line_key("simulated: 5,000 failures", linestyle="", marker="D", markerfacecolor="white",
+                      color=COLOURS[2])])
+    write_beside(ax, [*ends, (chosen / 60, share, f"{whose} formula: every {chosen / 60:.0f} min", COLOURS[2])],
+                 BESIDE_A_POINT)
     return ax
 
 
-def nodes(log, moments, recorded):
-    """A lane for each of two nodes: when it started, trained with the other or alone, and was lost. `moments`: {what
-    happened: when}, as lose_node.py notes them."""
-    ax, (began, killed, back, _) = plt.subplots(figsize=(15, 5))[1], moments.values()
-    trained = []  # [from, to, nodes] between two starts
-    for record in log:
-        if record["kind"] in ("run", "restart"):
-            trained.append([record["time"], record["time"], record["world_size"]])
-        elif record["kind"] == "end":
-            trained[-1][1] = record["time"]
-    pauses = pairwise([began, *(moment for start, end, _ in trained for moment in (start, end))])
-    both = [span for span in trained if span[2] == 2]
-    bars = [(0, start, end, "starts") for start, end in list(pauses)[::2]]
-    bars += [(0, start, end, "trains" if nodes == 2 else "trains alone") for start, end, nodes in trained]
-    bars += [(1, start, min(end, killed) if start < killed else end, "trains") for start, end, _ in both]
-    bars += [(1, began, both[0][0], "starts"), (1, killed, back, "is lost"), (1, back, both[-1][0], "starts")]
-    colours = {"starts": PALE, "trains": COLOURS[0], "trains alone": COLOURS[1], "is lost": "white"}
-    for node, start, end, what in bars:
-        ax.barh(node, end - start, left=start - began, height=0.7, facecolor=colours[what], edgecolor=PALE)
-        if end - start > 0.09 * (log[-1]["time"] - began):  # there is room to write
-            write_in(ax, (start + end) / 2 - began, node, what, colours[what])
-    for number, what in enumerate(list(moments)[1:]):
-        ax.axvline(moments[what] - began, color="black", linestyle=":")
-        ax.text(moments[what] - began, -1.15 + 0.28 * number, f" {what} ", va="center",
-                ha="right" if number == 2 else "left")
-    ax.set_xlabel("seconds since the job was started")
-    name_rows(ax, ["node0", "node1"])
-    ax.set_ylim(1.5, -1.4)
-    head(ax, "What each node did" + " (recorded)" * recorded, pd.DataFrame(log[:1]),
-         {"the two train together": COLOURS[0], "node0 trains alone": COLOURS[1]}, columns=2)
+# ------------------------------------------------------------------------------------------------ files, and groups
+
+
+def stored(pieces: list[dict]):
+    """What each file of a DCP checkpoint holds: `pieces` as sharded.contents gives them."""
+    files = sorted({piece["file"] for piece in pieces})
+    ax, ends = plt.subplots(figsize=(15, 5))[1], dict.fromkeys(files, 0.0)
+    for piece in sorted(pieces, key=lambda piece: piece["name"], reverse=True):
+        colour, kib, y = COLOURS[piece["name"] == "momentum"], piece["bytes"] / 1024, files.index(piece["file"])
+        ax.barh(y, kib, left=ends[piece["file"]], height=0.62, color=colour, edgecolor="white", linewidth=2)
+        write_in(ax, ends[piece["file"]] + kib / 2, y, f"from row {piece['first']}", colour, fontsize=15)
+        ends[piece["file"]] += kib
+    name_rows(ax, [f"rank {file[2]} wrote\n{file}" for file in files])
+    ax.set_xlabel("KiB")
+    head(ax, "What stands in each file", key={"table": COLOURS[0], "momentum": COLOURS[1]}, columns=2)
     return ax
+
+
+def without_a_group(folder: Path, heartbeat: float) -> list[dict]:
+    """A row for each part of the time after a group of torchft was killed, from the log of the other, in seconds;
+    `heartbeat`: after how much silence a group counts as dead."""
+    killed = json.loads((folder / "moments.json").read_text())["killed"]
+    steps = [each for each in events(folder / "group0.jsonl") if each["kind"] == "step"]
+    alone = [each["time"] - killed for each in steps if each["time"] > killed and each["groups"] == 1]
+    back = min(each["time"] - killed for each in steps if each["time"] > killed + heartbeat and each["groups"] == 2)
+    typical = np.median(np.diff(alone))
+    return [{"after the kill": what, "seconds": f"{seconds:.3f}"} for what, seconds in (
+        ("silence, until the group counts as dead: a setting", heartbeat),
+        ("a new quorum, and the first step alone", alone[0] - heartbeat),
+        (f"the other goes on alone, for {len(alone):,} steps, while the dead group starts again", alone[-1] - alone[0]),
+        ("the quorum of two, the weights sent, and the first step together", back - alone[-1]),
+        ("for comparison: a step alone", typical))]

@@ -9,7 +9,9 @@ Its parts are files in mine/, which you write lesson by lesson. A part that is n
 """
 
 import argparse
+import math
 import os
+import signal
 import sys
 
 import torch
@@ -28,6 +30,10 @@ parser.add_argument("--noise", action="store_true", help="measure the noise scal
 parser.add_argument("--small", action="store_true", help="a network with a tenth of the arithmetic")
 parser.add_argument("--until", type=float, default=1.0, metavar="ACCURACY", help="stop after the epoch that reaches it")
 parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the images; default: 0")
+parser.add_argument("--cosine", action="store_true", help="the learning rate falls to 0 along a cosine")
+parser.add_argument("--flip", action="store_true", help="mirror half of the training images, drawn at random")
+parser.add_argument("--checkpoint", metavar="FILE", help="keep there what the next update needs, and go on from it")
+parser.add_argument("--every", type=int, default=10, help="updates from one checkpoint to the next; default: 10")
 parser.add_argument("--save", metavar="FILE", help="write the trained weights")
 parser.add_argument("--parts", choices=("mine", "ours", "torch"), default="mine", help="whose parts: yours where you "
                     "have written one, the course's, or PyTorch's own; default: mine")
@@ -48,9 +54,13 @@ from backward import backward  # lesson 07: the gradient of a batch, from its mi
 from save import save  # lesson 07: a file that any program can load
 from rate import rate  # lesson 09: the learning rate of an update
 from noise import Noise  # lesson 09: from how many images on is a gradient more than noise?
+from replace import replace  # lesson 11: a file's content, all old or all new
+from checkpoint import Checkpoint  # lesson 11: everything that the next update depends on
+from must_stop import must_stop  # lesson 11: all ranks leave after the same update
 from trainer.data import get_dataset  # CIFAR-10, or images made from a seed where it cannot be had
 
-PARTS = ("stopwatch", "join", "all_reduce", "shard", "evaluate", "my_ddp", "backward", "save", "rate", "noise")
+PARTS = ("stopwatch", "join", "all_reduce", "shard", "evaluate", "my_ddp", "backward", "save", "rate", "noise",
+         "replace", "checkpoint", "must_stop")
 torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
 rank, world_size, device = join()
 if args.batch % world_size or args.images < args.batch:
@@ -76,6 +86,12 @@ if args.small:  # 10,570 parameters
 parallel = MyDDP(model, all_reduce)
 noise = Noise(model) if args.noise else None
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+updates = args.images // args.batch  # per epoch
+times = args.batch / (args.lr_for or args.batch)
+changes = args.cosine or args.warm_up or times != 1  # the learning rate, from update to update
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: (
+    rate(args.lr, times, update, args.warm_up) / args.lr
+    * ((1 + math.cos(math.pi * update / (args.epochs * updates))) / 2 if args.cosine else 1)))
 
 
 def batch(dataset, indices):
@@ -84,31 +100,52 @@ def batch(dataset, indices):
     return pixels / 127.5 - 1, dataset.labels[indices].to(device)
 
 
+torch.manual_seed(rank)  # the weights are made: from here on each rank draws numbers of its own
+first, done, losses = 0, 0, []  # the epoch, its updates so far and their losses
+if args.checkpoint:
+    kept = Checkpoint(args.checkpoint, model, optimizer, scheduler, replace)
+    if os.path.exists(args.checkpoint):
+        first, done, losses = kept.restore()
+        if rank == 0:
+            print(f"going on in epoch {first} after update {done} of {updates}", flush=True)
+signals = []  # whoever wants the machine back sends SIGUSR1 first
+signal.signal(signal.SIGUSR1, lambda *_: signals.append(True))
+
 share = args.batch // world_size  # images per update of this rank
-update, times = 0, args.batch / (args.lr_for or args.batch)
-for epoch in range(args.epochs):
+for epoch in range(first, args.epochs):
     mine = shard(args.images, rank, world_size, epoch + 1000 * args.seed)
-    losses, start = [], now(device)
-    for step in range(args.images // args.batch):
+    start = now(device)
+    for step in range(done, updates):
         images, labels = batch(train_set, mine[step * share:(step + 1) * share])
+        if args.flip:
+            images = torch.where(torch.rand(len(images), 1, 1, 1).to(device) < 0.5, images.flip(3), images)
         optimizer.zero_grad()
         losses.append(backward(parallel, cross_entropy, images, labels, args.micro_batches))
         parallel.finish()  # waits until the mean gradients are there
         if noise:
             noise.after()
-        optimizer.param_groups[0]["lr"] = rate(args.lr, times, update, args.warm_up)
         optimizer.step()
-        update += 1
+        if changes:
+            scheduler.step()
+        update = epoch * updates + step + 1
+        stop = must_stop(bool(signals), update) if args.checkpoint else False
+        if args.checkpoint and (stop or update % args.every == 0):
+            kept.save(epoch, step + 1, losses)
+        if stop:
+            print(f"rank {rank} stops after update {update}", flush=True)
+            leave()
+            sys.exit(75)  # as sysexits.h has it: try again later
     seconds = now(device) - start
     loss = torch.stack(losses).mean() / world_size
     all_reduce(loss)
     accuracy = evaluate(model, lambda indices: batch(test_set, indices), 1000, rank, world_size, all_reduce)
     scale = f", noise scale {noise.scale(share, all_reduce):.0f}" if noise else ""
     if rank == 0:
-        print(f"epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}, {1000 * seconds / len(losses):.1f} ms per "
-              f"update{scale}", flush=True)
+        print(f"epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}, "
+              f"{1000 * seconds / max(1, updates - done):.1f} ms per update{scale}", flush=True)
     if accuracy >= args.until:  # the same on all ranks
         break
+    done, losses = 0, []
 
 # Are all ranks still one model? A rank with other weights has another sum.
 sums = torch.zeros(world_size, dtype=torch.float64, device=device)

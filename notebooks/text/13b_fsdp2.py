@@ -26,7 +26,7 @@
 # - say whether each part changes what is kept, what is sent, or what is computed.
 #
 # **You need** the section *FSDP: the parameters, too* of lesson [13](13_beyond_ddp.ipynb); for *Checkpoints*, δ of
-# [11](11_fault_tolerance.ipynb) and DCP of [11b](11b_restart_one.ipynb). (This lesson explains in a few words what it
+# [11](11_fault_tolerance.ipynb) and its DCP. (This lesson explains in a few words what it
 # needs of autocast and `torch.compile`, which lesson [14](14_make_it_faster.ipynb) teaches.)
 #
 # **Time.** About 80 minutes for you, 2 for the machine.
@@ -257,7 +257,7 @@ lesson.verdict(f"For the norm each rank sends {clip['sent']:,} bytes, in {clip['
 # %% [markdown]
 # ## Checkpoints
 #
-# `torch.distributed.checkpoint` (DCP, lesson [11b](11b_restart_one.ipynb)) has each rank write its shards. Four ranks
+# `torch.distributed.checkpoint` (DCP, lesson [11](11_fault_tolerance.ipynb)) has each rank write its shards. Four ranks
 # trained and saved. Two ranks loaded the checkpoint and trained on. One process that never stopped is the reference.
 
 # %%
@@ -353,7 +353,7 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 # | | what it is | source, as of |
 # |:--|:--|:--|
 # | torchtitan | PyTorch's own large trainings: FSDP2, TP, pipelines and context parallelism, composed | [Liang et al.](https://arxiv.org/abs/2410.06511), October 2024 |
-# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | version 0.2.0 runs in lesson [11b](11b_restart_one.ipynb) |
+# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | lesson [11](11_fault_tolerance.ipynb) shows a recorded run of version 0.2.0 |
 # | Monarch | one program steers all processes as *actors*, in place of one program a rank | [package](https://pypi.org/project/torchmonarch/0.8.0.dev20261021/), a pre-release of October 2026 |
 # | torchcomms | another interface to collectives, with several backends | [its README](https://github.com/meta-pytorch/torchcomms), "experimental", read in November 2026 |
 # | symmetric memory | GPUs read each other's memory, so that a kernel can compute and send at once | [manual](https://docs.pytorch.org/docs/2.14/symmetric_memory.html), "alpha", August 2026 |

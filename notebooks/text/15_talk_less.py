@@ -361,7 +361,7 @@ check.average("results/live/15_average.py")
 #   eight data centres it needs 0.84 Gbit/s in place of 198, and the model reaches 64.1 % on a set of tests in place of
 #   64.4 % ([DeepMind](https://deepmind.google/blog/decoupled-diloco/)).
 #
-# For ranks that all wait for all, lesson [11b](11b_restart_one.ipynb) shows how a lost one is replaced. LeNet is small:
+# For ranks that all wait for all, lesson [11](11_fault_tolerance.ipynb) shows how a lost one is replaced. LeNet is small:
 # only a large model can tell which N and which outer optimizer it needs.
 #
 # ## What to remember
