@@ -1,6 +1,6 @@
 """One rank and two ranks to the same accuracy, in turns, by train.py.
 
-    python lessons/l09_large_batch/race.py --one "--batch 64 --lr 0.02" --two "--batch 256 --lr 0.04" --out race.json
+    python lessons/l09_large_batch/race.py --one "--batch 64 --lr 0.03" --two "--batch 128 --lr 0.05" --out race.json
 """
 
 import argparse

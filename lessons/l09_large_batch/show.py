@@ -54,7 +54,7 @@ def seconds_to(training: dict, images: int, batch: int, target: float) -> float 
     """Seconds of training, without the evaluations, until the target was reached; None: never."""
     reached = epochs_to(training["accuracy"], target)
     seconds = [ms / 1000 * (images // batch) for ms in training["ms"]]
-    return None if reached is None else sum(seconds[:int(reached)]) + (reached % 1) * seconds[int(reached)]
+    return None if reached is None else float(np.interp(reached, range(len(seconds) + 1), np.cumsum([0, *seconds])))
 
 
 def best_rates() -> list[dict]:

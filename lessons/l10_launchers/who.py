@@ -2,16 +2,18 @@
 
     torchrun --nproc_per_node=2 lessons/l10_launchers/who.py
 
-It stands in the place of mine/train.py where lesson 10 asks how ranks were started. It prints one line of JSON.
+It stands in the place of mine/train.py where lesson 10 asks how ranks were started. It prints JSON, in pieces.
 """
 
 import json
 import os
+import re
 import socket
 import sys
 
 import psutil
 
+PIECE = re.compile(r"(\S+/\d+) (\d+) (.+)$")
 FIVE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -22,9 +24,13 @@ def environment(process):
 
 def reports(console):
     """The reports of who.py in what ranks have printed, in the order of the ranks; and the last other line."""
-    lines = console.strip().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith('{"host"')]
-    other = [line for line in lines if not line.startswith('{"host"')] or ["nothing"]
+    pieces, other = {}, ["nothing"]
+    for line in console.strip().splitlines():
+        if piece := PIECE.search(line):
+            pieces.setdefault(piece[1], []).append((int(piece[2]), piece[3]))
+        else:
+            other.append(line)
+    found = [json.loads("".join(text for _, text in sorted(of_rank))) for of_rank in pieces.values()]
     return sorted(found, key=lambda each: int(each["rank"].get("RANK", 0))), other[-1]
 
 
@@ -34,7 +40,9 @@ def main():
     report = {"host": socket.gethostname(), "words": sys.argv[1:], "pid": me.pid, "parent": parent.pid,
               "asked": [word for word in parent.cmdline() if word.startswith("--")],  # torchrun's options
               "rank": environment(me), "launcher": environment(parent), "script": script and environment(script)}
-    os.write(1, f"{json.dumps(report)}\n".encode())  # in one piece: ranks share the output
+    text = json.dumps(report)
+    for start in range(0, len(text), 800):  # ranks share the output, and srun cuts lines of more than 1,024 characters
+        os.write(1, f"{report['host']}/{me.pid} {start} {text[start:start + 800]}\n".encode())
 
 
 if __name__ == "__main__":

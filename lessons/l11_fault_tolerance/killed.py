@@ -49,15 +49,15 @@ class Events:
             threading.Timer(took / 2, self.strike).start()
 
     def strike(self):
-        self.write(self.args.signal)
-        os.kill(os.getpid(), signal.Signals[f"SIG{self.args.signal}"])
+        self.write(self.args.send)
+        os.kill(os.getpid(), signal.Signals[f"SIG{self.args.send}"])
 
 
 def main():
     parser = rank_program.parser(__doc__)
     parser.add_argument("--kill", type=rank_program.moment("RANK@UPDATE", 1, "ranks count from 0, updates from 1"),
-                        metavar="RANK@UPDATE", required=True)
-    parser.add_argument("--signal", choices=["KILL", "USR1"], default="KILL", help="what to send; default: KILL")
+                        metavar="RANK@UPDATE", help="default: nobody")
+    parser.add_argument("--send", choices=["KILL", "USR1"], default="KILL", help="the signal; default: KILL")
     parser.add_argument("--events", type=options.nonempty_path, metavar="FILE", required=True)
     parser.add_argument("program", metavar="PROGRAM")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)

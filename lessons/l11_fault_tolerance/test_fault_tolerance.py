@@ -56,7 +56,7 @@ def test_a_killed_training_ends_with_the_same_bits(whole, tmp_path):
 def test_a_signal_to_one_rank_stops_all_and_no_update_is_repeated(whole, tmp_path):
     ranks, folder, _ = whole
     job = [*JOB, "--checkpoint", tmp_path / "kept"]
-    said = started(ranks, *KILLED, "1@5", "--signal", "USR1", "--events", tmp_path / "events", *job, status=1)
+    said = started(ranks, *KILLED, "1@5", "--send", "USR1", "--events", tmp_path / "events", *job, status=1)
     assert sorted(line for line in said.splitlines() if "stops" in line) == [
         f"rank {rank} stops after update 10" for rank in range(ranks)]
     started(ranks, *KILLED, "1@99", "--events", tmp_path / "events", *job, "--save", tmp_path / "end.pt")

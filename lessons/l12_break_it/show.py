@@ -68,7 +68,7 @@ def waiting(dumps: dict[int, dict], per_node: int, whose: str, culprit: tuple) -
     ax.add_patch(plt.Rectangle((local - 0.38, node - 0.38), 0.76, 0.76, fill=False, edgecolor="black", linewidth=5))
     ax.text(per_node - 0.4, node, f"← {whose} function: rank {culprit[0]}", va="center", fontsize=17,
             fontweight="bold")
-    ax.set(xlim=(-0.8, per_node + 2.9), ylim=(len(dumps) / per_node - 0.4, -0.7), xlabel="local rank", ylabel="node",
+    ax.set(xlim=(-0.8, per_node + 2.9), ylim=(len(dumps) / per_node - 0.4, -1.2), xlabel="local rank", ylabel="node",
            xticks=range(per_node), yticks=range(len(dumps) // per_node))
     ax.grid(False)
     head(ax, f"For whom {len(dumps)} ranks wait", key=colours, columns=2)

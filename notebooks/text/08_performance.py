@@ -572,5 +572,5 @@ lesson.sign(board_name)
 # 3. Interpolate where there are neighbours. Follow each bucket from full to arrived. Predict before you measure, and
 #    give every error.
 #
-# **Next:** [09 · A larger batch](09_large_batch.ipynb). More ranks make the global batch larger. What does that do to
+# **Next:** [09 · Large batches](09_large_batch.ipynb). More ranks make the global batch larger. What does that do to
 # the training?

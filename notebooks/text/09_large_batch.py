@@ -254,7 +254,8 @@ lesson.verdict(show.advice(rows, near, 1024))
 #
 # ### Exercise 3: a setting for two ranks
 #
-# One rank has 64 images per update and a rate of 0.02. Choose the global batch and the rate of two ranks.
+# The race takes your program's whole network: with `--small` a rank computes too little between two all-reduces. One
+# rank has 64 images per update and a rate of 0.03. Choose the global batch and the rate of two ranks.
 #
 # - A small batch gives each rank little to compute between two all-reduces.
 # - A large batch needs more images to the target: look at the last column of the first table.
@@ -267,9 +268,9 @@ my_setting = None  # such as "--batch 96 --lr 0.03"
 my_seconds = None
 
 # %%
-setting = my_setting or "--batch 256 --lr 0.04"
-both = f"--small --images {images} --epochs {epochs} --until {TARGET}"
-# !python lessons/l09_large_batch/race.py --one "--batch 64 --lr 0.02" --two "{setting}" --both "{both}" \
+setting = my_setting or "--batch 128 --lr 0.05"
+both = f"--images {images} --epochs {epochs} --until {TARGET}"
+# !python lessons/l09_large_batch/race.py --one "--batch 64 --lr 0.03" --two "{setting}" --both "{both}" \
 #     --pairs {pairs} --out results/live/09_race.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]

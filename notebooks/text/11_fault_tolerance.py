@@ -336,9 +336,9 @@ my_again = None  # updates
 
 # %%
 # !rm -f {files}_kept.pt
-# !torchrun --nproc_per_node=2 {killed} --signal USR1 --events {files}_stop.jsonl {saving} \
+# !torchrun --nproc_per_node=2 {killed} --send USR1 --events {files}_stop.jsonl {saving} \
 #     2> {files}_stop.txt || true
-# !torchrun --nproc_per_node=2 {killed} --signal USR1 --events {files}_after.jsonl {saving} \
+# !torchrun --nproc_per_node=2 -m lessons.l11_fault_tolerance.killed --events {files}_after.jsonl {saving} \
 #     --save {files}_stopped.pt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]

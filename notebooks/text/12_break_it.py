@@ -192,11 +192,11 @@ repair.repaired("mine/job_4802.py")
 # Both numbers of the report are true. In the log each rank evaluates its share of the images with a model of its own,
 # and the file holds rank 0's. So the ranks are not one model at the end, and the question is since when.
 #
-# Six updates are equal, eighteen are not. The first that is not is update 16, the
-# last of an epoch. An epoch of this job has 62 micro-batches, which is no multiple of 4. So look at the program's last update of an epoch. It steps
-# with whatever gradients are there, and the condition that lets DDP send them is another one. A similar mismatch
-# between the micro-batch that sends and the one that steps was in
-# [FunASR](https://github.com/modelscope/FunASR/pull/3472) until 2026.
+# Six updates are equal, eighteen are not. The first that is not is update 16, the last of an epoch. An epoch of this job
+# has 62 micro-batches, which is no multiple of 4. So look at the program's last update of an epoch. It steps with
+# whatever gradients are there, and the condition that lets DDP send them is another one. A related mismatch between the
+# micro-batch that sends and the one that steps was repaired in
+# [FunASR](https://github.com/modelscope/FunASR/pull/3472).
 #
 # </details>
 
@@ -216,13 +216,13 @@ lesson.predicted(my_one_model, re.search(r"one model on all ranks\?\s+(\w+)", sa
 # !torchrun --nproc_per_node=2 -m doctor lessons/l12_break_it/jobs/job_4802.py --images 672 --epochs 2 \
 #     2> results/live/12_doctor.txt || true
 told = Path("results/live/12_doctor.txt").read_text()
-print(told[told.index("doctor"):told.find("torch.distributed.elastic")] if "doctor" in told else told)
+print(re.split(r"^[WE]\d{4} ", told[told.find("doctor:"):], maxsplit=1, flags=re.M)[0])  # torchrun's own lines follow
 
 # %% [markdown]
 # ## Job 4815
 #
-# > Two ranks train hardly faster than one process. The profiler of rank 0 says that most of a step is all-reduce, so
-# > our network is too slow. We ask for a faster one.
+# > Two ranks are far from twice as fast as one process. Rank 0 spends much of each step in all-reduce, so our network is
+# > too slow. We ask for a faster one.
 
 # %%
 look_4815 = incident.slow()
@@ -270,8 +270,8 @@ lesson.table([{"shard": "the job's", "ms per step, each run": ", ".join(f"{each:
 lesson.verdict(f"Time per step, the job's shard over {whose} shard: {ratio(before, after)}.")
 
 # %% [markdown]
-# The film shows why the report was wrong. Rank 0 calls its all-reduce early and waits. A profiler counts this wait as
-# communication:
+# The film shows why the report was wrong. Rank 0 calls its all-reduce early and waits. A profiler of rank 0 would count
+# this wait as communication:
 
 # %%
 look_4815.evidence["film"][1]()

@@ -30,7 +30,7 @@
 # - choose how seldom ranks should talk over a given link.
 #
 # **You need** [06 · DistributedDataParallel](06_ddp.ipynb), [08 · Performance](08_performance.ipynb) and
-# [09 · A larger batch](09_large_batch.ipynb); for *A slow link* the hosts of
+# [09 · Large batches](09_large_batch.ipynb); for *A slow link* the hosts of
 # [10 · From one machine to a cluster](10_launchers.ipynb).
 #
 # **Time.** About 75 minutes for you, 3 for the machine.
