@@ -30,7 +30,7 @@
 # **You need** the rule for *faster* ([01](01_measure.ipynb)), all-reduce and the dial ([04](04_collectives.ipynb)),
 # and buckets ([06](06_ddp.ipynb)).
 #
-# **Time.** Two sittings of about 60 minutes for you, 5 minutes for the machine. The second begins at *What does a
+# **Time.** About 120 minutes for you, 5 for the machine. The second of two sittings begins at *What does a
 # message cost?*
 
 # %%
@@ -493,7 +493,7 @@ lesson.verdict([
 # ## Why an all-reduce takes longer in training
 #
 # The dial's messages take milliseconds on the wire. **Without a limit** the wire takes next to nothing, and the model
-# above fails: in training an all-reduce of LeNet's gradients takes two to three times as long as all-reduces that
+# above fails: in training an all-reduce of LeNet's gradients takes about twice as long as all-reduces that
 # follow each other. Is it the bytes, cold caches, or the pause between two messages?
 #
 # **Predict.** The same all-reduce, timed from the arrival of the last rank. Which situation costs most of what training

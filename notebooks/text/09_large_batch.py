@@ -8,7 +8,7 @@
 #         images: 2048
 #         pairs: 1
 #       seconds: 30
-#     seconds: 150
+#     seconds: 210
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -27,7 +27,7 @@
 # **You need** your program with its parts, up to [07](07_traps.ipynb). The course's parts stand in for those that you
 # have not written.
 #
-# **Time.** About 60 minutes for you, 3 for the machine.
+# **Time.** About 60 minutes for you, 4 for the machine.
 
 # %%
 from course import lesson; lesson.begin()

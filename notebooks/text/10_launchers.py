@@ -8,7 +8,7 @@
 #         epochs: 1
 #         several_hosts: false
 #       seconds: 25
-#     seconds: 90
+#     seconds: 85
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

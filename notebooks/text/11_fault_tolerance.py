@@ -7,7 +7,7 @@
 #         images: 768
 #         kill: 1@13
 #       seconds: 75
-#     seconds: 110
+#     seconds: 120
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
