@@ -367,7 +367,11 @@ def state(part: Path) -> str:
     except ProcessLookupError:
         return "dead"
     status = Path(f"/proc/{head['pid']}/stat")
-    fields = status.read_text().rpartition(")")[2].split() if status.exists() else ["R"] + 6 * ["0"]
+    try:
+        known = Path("/proc/self/stat").exists()
+        fields = status.read_text().rpartition(")")[2].split() if known else ["R"] + 6 * ["0"]
+    except OSError:  # it has gone in this moment
+        return "dead"
     exits = fields[0] == "Z" or int(fields[6]) & 4  # PF_EXITING: its connections close before it is a zombie
     return "dead" if exits else "alive"
 

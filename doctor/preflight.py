@@ -8,6 +8,8 @@ Other programs disturb a test for a moment. So a rank is slow only if it was in 
 and a connection only in its fastest message, and again when it is tested alone.
 """
 
+import bisect
+import contextlib
 import fcntl
 import json
 import os
@@ -175,9 +177,11 @@ def all_reduces(ranks: Ranks, name: str, group: Any, sizes: Iterable[int], devic
     """{bytes: seconds of the slowest rank}, median of three. A size that would take seconds is left out."""
     seconds, last = {}, (1, 0.0)
     for size in sizes:
-        if last[0] >= 2**18 and last[1] * size / last[0] > 3 or ranks.passed() > ENOUGH:
+        if last[0] >= 2**18 and last[1] * size / last[0] > 3:
             break
         step, took = f"an all-reduce of {size:,} bytes, {name}", 0.0
+        if ranks.told(f"too late for {step}", ranks.passed() > ENOUGH):  # the ranks' own clocks differ
+            break
         ranks.meet(step)
         if group is not None:
             data = torch.zeros(size // 4, device=device)
@@ -249,7 +253,8 @@ def shared_file(ranks: Ranks) -> list[float | None]:
     """Rank 0 writes a file into this folder, all read it: seconds, or None where it did not appear within 5 s."""
     path, begin, seconds = Path.cwd() / f".preflight-{ranks.told('a name', os.getpid())}", time.monotonic(), None
     if ranks.rank == 0:
-        path.write_bytes(b"x" * FILE)
+        with contextlib.suppress(OSError):  # a folder that may not be written: then nobody sees the file
+            path.write_bytes(b"x" * FILE)
     ranks.meet("a file is written")
     try:
         begin = time.monotonic()
@@ -301,23 +306,31 @@ def slow_ends(times: Times, noise: float) -> tuple[dict[int, tuple[float, float]
     """({end whose every connection is slow: (its fastest, the others' median)}, {other slow connection: the same}).
 
     An end (a rank, a host) is compared with the connections that do not touch it: if one of three ranks is slow, two of
-    three connections are. One whose two directions differ so is slow, too, where there are no others."""
-    def late(mine: float, others: list[float]) -> bool:
-        return bool(others) and mine > SLOW_LINK * statistics.median(others) and (
-            mine > statistics.median(others) + noise)
+    three connections are."""
+    def late(mine: float, usual: float) -> bool:
+        return mine > SLOW_LINK * usual and mine > usual + noise
 
-    ends: dict[int, tuple[float, float]] = {}
-    for end in {end for pair in times for end in pair}:
-        others = [took for pair, took in times.items() if end not in pair]
-        for side in (0, 1):
-            mine = [took for pair, took in times.items() if pair[side] == end]
-            if len(mine) > 1 and late(min(mine), others):
-                ends[end] = min(mine), statistics.median(others)
-    pairs = {}
+    fastest = min(times.values(), default=0.0)
+    touching: dict[int, tuple[list[float], list[float]]] = {}
     for pair, took in times.items():
-        others = [other for each, other in times.items() if each != pair and not ends.keys() & set(each)]
-        if not ends.keys() & set(pair) and late(took, others):
-            pairs[pair] = took, statistics.median(others)
+        for side in (0, 1):
+            touching.setdefault(pair[side], ([], []))[side].append(took)
+    ends: dict[int, tuple[float, float]] = {}
+    for end, sides in touching.items():
+        # Only what is late beside the very fastest can be late beside the median: few ends are looked at closely.
+        slow = [min(mine) for mine in sides if len(mine) > 1 and late(min(mine), fastest)]
+        others = [took for pair, took in times.items() if end not in pair] if slow else []
+        for mine in slow:
+            if others and late(mine, statistics.median(others)):
+                ends[end] = mine, statistics.median(others)
+    rest = {pair: took for pair, took in times.items() if not ends.keys() & set(pair)}
+    ordered, pairs = sorted(rest.values()), {}
+    for pair, took in rest.items():
+        if len(ordered) > 1:
+            at, count = bisect.bisect_left(ordered, took), len(ordered) - 1  # the median of all but this one
+            usual = sum(ordered[place + (place >= at)] for place in ((count - 1) // 2, count // 2)) / 2
+            if late(took, usual):
+                pairs[pair] = took, usual
     return ends, pairs
 
 
@@ -514,8 +527,9 @@ def test(ranks: Ranks, known: dict[str, Any]) -> None:
 def pairs(ranks: Ranks, known: dict[str, Any], device: torch.device) -> None:
     """Each rank with each other, in rounds; then those that seem slow once more, alone."""
     sizes = known["all_reduces"]["over all"]
-    largest = max(sizes)
-    size = ranks.told("bytes of a message", min(max(int(0.02 * largest / max(sizes[largest], 1e-6)), 2**18), 2**25))
+    largest = max(sizes, default=2**18)
+    took = max(sizes.get(largest, 0.02), 1e-6)
+    size = ranks.told("bytes of a message", min(max(int(0.02 * largest / took), 2**18), 2**25))
     times: Times = {}
     known["bytes"] = size
     for number, partners in enumerate(schedule(ranks.size)):
@@ -565,9 +579,15 @@ def run(file: Path | None) -> int:
     signal.signal(signal.SIGTERM, stopped)
     try:
         test(ranks, known)
-    except Trouble as trouble:
-        ranks.store.set(f"failed {ranks.rank}", str(trouble))
-        sys.stderr.write(f"preflight: {trouble}\n")
+    except Exception as error:  # whatever it is, rank 0 prints the table of what was found before
+        text = str(error) if isinstance(error, Trouble) else (
+            f"rank {ranks.rank} ended at: {ranks.step}. {type(error).__name__}: "
+            f"{(str(error).splitlines() or [''])[0]}")
+        with contextlib.suppress(dist.DistError):
+            ranks.store.set(f"failed {ranks.rank}", text)
+        sys.stderr.write(f"preflight: {text}\n")
+    if ranks.rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the others end with 1 now, and torchrun would end this rank
     if ranks.rank:
         ranks.step = "rank 0's table"
         try:
@@ -587,6 +607,5 @@ def run(file: Path | None) -> int:
     if found and not torchruns.exists():
         torchruns.write_text(json.dumps({"message": {"message": "The preflight found trouble: see its table above.",
                                                      "extraInfo": {"timestamp": int(time.time())}}}))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the others end with 1 now, and torchrun would end this rank
     ranks.told("status", int(bool(found)))
     return int(bool(found))

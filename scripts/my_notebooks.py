@@ -38,8 +38,14 @@ def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN, slots: list[dict] |
         if slots is not None and not of_lesson:
             continue
         course = twins.without_outputs(nbformat.read(path, as_version=4))
-        if all("sections" in slot for slot in of_lesson):
+        if of_lesson and all("sections" in slot for slot in of_lesson):
             fold(course, [section for slot in of_lesson for section in slot["sections"]])
+        for cell in course.cells if of_lesson else ():
+            if cell.cell_type == "markdown":
+                cell.source = cell.source.replace("](../", "](../../")  # one folder further down
+                title = re.match(r"##+ (.+)", cell.source)
+                if title and all(title[1].strip() in slot.get("without", ()) for slot in of_lesson):
+                    cell.metadata["jp-MarkdownHeadingCollapsed"] = True
         digest = hashlib.sha256("\0".join(cell.source for cell in course.cells).encode()).hexdigest()[:16]
         course.metadata[MADE_OF] = digest
         copy = own / path.name
@@ -86,7 +92,8 @@ def main() -> int:
         for line in update(own=OWN / args.path if args.path else OWN, slots=slots):
             print(line, flush=True)
         for slot in slots or ():
-            what = f"lesson {slot['lesson']}: {'; '.join(slot.get('sections', ['all']))}" if "lesson" in slot else \
+            but = f"all but {'; '.join(slot['without'])}" if "without" in slot else "all"
+            what = f"lesson {slot['lesson']}: {'; '.join(slot.get('sections', [but]))}" if "lesson" in slot else \
                 slot.get("what", "a break")
             print(f"{slot.get('pause', slot.get('minutes')):3} minutes  {what}")
     return 0

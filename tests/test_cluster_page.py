@@ -54,8 +54,8 @@ def on_both(job, code):
 
 def test_each_block_of_the_page_has_a_test():
     assert [where for where, _ in BLOCKS if where not in ("", "on both nodes")] == [
-        "in job.sbatch", "in the course's environment"]
-    assert len(ON_BOTH) == 3 and len(LOCAL) == 6
+        "in job.sbatch", "in the course's environment", "in the course's environment"]
+    assert len(ON_BOTH) == 3 and len(LOCAL) == 5
 
 
 @pytest.mark.parametrize("code", [code for where, code in BLOCKS if "torchrun --nproc" in code or "pretend" in code
@@ -89,7 +89,8 @@ def test_the_job_file_runs_under_slurm_and_its_log_explains_a_failure(job):
     [file] = [code for where, code in BLOCKS if where == "in job.sbatch"]
     file = file.replace("--gpus-per-node=8 --cpus-per-task=64", "--gpus-per-node=0 --cpus-per-task=1")
     (folder / "job.sbatch").write_text(file)
-    submit, explain = (next(code for code in LOCAL if name in code) for name in ("sbatch", "why_it_failed"))
+    submit, explain = (next(code for where, code in BLOCKS if name in code and where != "in job.sbatch")
+                       for name in ("sbatch job", "why_it_failed"))
     with slurm_lab.Slurm(nodes=2, gpus=8) as slurm:
         for ranks in ("1", "5"):  # five ranks a node: 96 images cannot be shared by ten
             waiting = slurm.start(["bash", "-c", submit.replace("sbatch ", "sbatch --wait ", 1)], cwd=folder, text=True,

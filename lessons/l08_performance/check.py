@@ -51,18 +51,20 @@ def pairs_of_runs():
 
 @exercise(
     solution=my_speedup,
-    hint="A log begins with the run's record, which has `world_size`. The records with kind \"epoch\" have "
-    "`images_per_second`, of all ranks together. Leave out the first of them, and take the statistics.median of the "
-    "others. Speed-up: that of many, divided by that of one. Efficiency: speed-up divided by ranks.",
+    hint=("What does a usual epoch do, all ranks together? Which epoch is not usual, and which may be disturbed?",
+          "Take the records with kind \"epoch\", without the first. They have `images_per_second`, of all ranks "
+          "together. A disturbed one must not move the result.",
+          "usual = statistics.median of `images_per_second` of these records, for each log. The speed-up is that of "
+          "many divided by that of one; the efficiency divides it by many[0][\"world_size\"]."),
     mistakes={
         "The first epoch warms up: it takes longer, and it is not what each further epoch takes. Leave it out.":
             partial(compared, lambda log: statistics.median(timed_epochs(log, "images_per_second", first=0))),
         "One epoch was disturbed, and the mean follows it. The median does not.":
             partial(compared, lambda log: statistics.mean(timed_epochs(log, "images_per_second"))),
-        "These are seconds, and the two runs need not have equally many images in an epoch. Compare images a second.":
+        "These are seconds, and the two runs need not have equally many images in an epoch. Compare images per second.":
             partial(compared, lambda log: 1 / statistics.median(timed_epochs(log, "seconds"))),
         "The sum of the epochs holds the warm-up and the disturbed epoch, and the runs need not have equally many "
-        "images. Take a usual epoch, and its images a second.":
+        "images. Take a usual epoch, and its images per second.":
             partial(compared, lambda log: 1 / sum(timed_epochs(log, "seconds", first=0))),
         "The seconds of the last record are those of the whole run: with its start, its tests and its warm-up.":
             partial(compared, lambda log: 1 / log[-1]["seconds"]),
@@ -79,8 +81,8 @@ def pairs_of_runs():
     },
 )
 def speedup(answer):
-    """You divide the images a second of all ranks, in a usual epoch, by those of one process. The efficiency says what
-    part of each rank's time is not lost."""
+    """You divide the images per second of all ranks, in a usual epoch, by those of one process. The efficiency says
+    what part of each rank's time is not lost."""
     for one, many in pairs_of_runs():
         result = answer(one, many)
         if not isinstance(result, tuple | list) or len(result) != 2 or None in result:

@@ -198,9 +198,11 @@ def waking(rounds: dict[str, list[float]]) -> Axes:
 
 
 def cause(rounds: dict[str, list[float]]) -> str:
-    """What costs an all-reduce of all gradients more: a "pause" before it, or having "computed"."""
+    """What costs an all-reduce of all gradients more: a "pause" before it, or having "computed"; "either" where the
+    difference is not significant."""
     size = max(int(name.split()[0]) for name in rounds)
-    return max(("pause", "computed"), key=lambda situation: median(rounds[f"{size} {situation}"]))
+    compared = ratio(rounds[f"{size} pause"], rounds[f"{size} computed"])
+    return "either" if not compared.significant else "pause" if compared.median > 1 else "computed"
 
 
 def claims(rounds: dict[str, list[float]]) -> list[str]:

@@ -39,7 +39,7 @@ def test_an_all_reduce_is_timed_in_four_situations(tmp_path):
     rounds = written(2, "waking", tmp_path / "x.json", "--rounds", 1, "--calls", 2)["rounds"]
     assert {name.split(maxsplit=1)[1] for name in rounds} == show.SITUATIONS.keys()
     assert {int(name.split()[0]) for name in rounds} == {400, 248_024}
-    assert show.cause(rounds) in ("pause", "computed") and len(show.claims(rounds)) == 6
+    assert show.cause(rounds) in ("pause", "computed", "either") and len(show.claims(rounds)) == 6
 
 
 @pytest.mark.parametrize(("program", "ranks", "arguments", "message"), [

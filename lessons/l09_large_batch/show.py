@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -167,12 +167,13 @@ def advice(rows: list[dict], scale: float, ours: int) -> list[str]:
     small, large = (next(row for row in rows if row["batch"] == batch) for batch in (64, ours))
     return [
         f"**Where does it bend?** The measured updates follow {fewest:.0f} · (1 + {half:,.0f} / batch). So the bend is "
-        f"at {half:,.0f} images. The noise scale near the target is {scale:,.0f} images, {scale / half:.1f} times as "
-        "much.",
+        f"at {half:,.0f} images. The noise scale near the target is about {scale:,.0f} images: "
+        f"{'the same order' if 0.4 < scale / half < 2.5 else f'{scale / half:.1f} times as much'}.",
         f"**The rate for {ours:,} images.** With a noise scale N the theory advises (1 + N / 64) / (1 + N / {ours:,}) "
         f"= {(1 + scale / 64) / (1 + scale / ours):.1f} times the rate of 64 images; the linear rule "
-        f"{ours / 64:.0f} times, the square root {(ours / 64) ** 0.5:.0f} times. Of the rates that were tried "
-        f"{large['lr'] / small['lr']:.0f} times won: {large['lr']:g} after {small['lr']:g}."]
+        f"{ours / 64:.0f} times, the square root {(ours / 64) ** 0.5:.0f} times. The largest "
+        f"rate tried, {large['lr']:g}, is {large['lr'] / small['lr']:.0f} times the best one of 64 images, "
+        f"{small['lr']:g}: it was better than smaller ones, and a larger one was not tried."]
 
 
 def race(pairs: list[tuple[float | None, float | None]]) -> str:
@@ -182,13 +183,12 @@ def race(pairs: list[tuple[float | None, float | None]]) -> str:
         return (f"Of {len(pairs)} pairs one rank missed the target {missed[0]} times and two ranks {missed[1]} times: "
                 "nothing can be compared. Another batch or rate?")
     sooner = median(one - two for one, two in pairs)
-    one, two = (mean(times) for times in zip(*pairs, strict=True))
     result = ratio([two for _, two in pairs], [one for one, _ in pairs])
     words = ("significant" if result.significant else "no significant difference" if len(pairs) >= FEWEST
              else f"{len(pairs)} pairs name no winner")
-    return (f"One rank takes {one:.1f} s to the target, two ranks {two:.1f} s: **{abs(sooner):.1f} s "
-            f"{'sooner' if sooner > 0 else 'later'}** (two ranks ÷ one: {result.median:.2f}, {result.low:.2f} to "
-            f"{result.high:.2f}; {words}).")
+    return (f"In the median of {len(pairs)} pairs two ranks reach the target **{abs(sooner):.1f} s "
+            f"{'sooner' if sooner > 0 else 'later'}** than one (two ranks ÷ one: {result.median:.2f}, "
+            f"{result.low:.2f} to {result.high:.2f}; {words}).")
 
 
 def soonest(names: list[str]) -> str:

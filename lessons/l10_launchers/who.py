@@ -5,6 +5,7 @@
 It stands in the place of mine/train.py where lesson 10 asks how ranks were started. It prints JSON, in pieces.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -36,10 +37,15 @@ def reports(console):
 
 def main():
     me, parent = psutil.Process(), psutil.Process().parent()
-    script = next((each for each in psutil.process_iter() if each.name() == "slurm_script"), None)
+    script = None
+    for each in psutil.process_iter(["name"]):
+        if each.info["name"] == "slurm_script":
+            with contextlib.suppress(psutil.Error):  # another user's, or it has just ended
+                if each.environ().get("SLURM_JOB_ID") == os.environ.get("SLURM_JOB_ID"):
+                    script = environment(each)
     report = {"host": socket.gethostname(), "words": sys.argv[1:], "pid": me.pid, "parent": parent.pid,
               "asked": [word for word in parent.cmdline() if word.startswith("--")],  # torchrun's options
-              "rank": environment(me), "launcher": environment(parent), "script": script and environment(script)}
+              "rank": environment(me), "launcher": environment(parent), "script": script}
     text = json.dumps(report)
     for start in range(0, len(text), 800):  # ranks share the output, and srun cuts lines of more than 1,024 characters
         os.write(1, f"{report['host']}/{me.pid} {start} {text[start:start + 800]}\n".encode())

@@ -507,7 +507,8 @@ def measure_sharded(made, context):
             Sharded, {"        dcp.save": "        if dist.get_rank() == 0:\n            dcp.save"}),
         "Nothing has filled the tensors: dcp.load reads into those that are in `state`.": mistake(
             Sharded, {"dcp.load(state,": "dcp.load(dict.fromkeys(state, torch.empty(0)) and {},"}),
-        "A file per rank holds the parts of four ranks, and a rank of two needs two of them. dcp knows which.": mistake(
+        "A file per rank holds the parts of four ranks, and a rank of two needs two or three of them. dcp knows "
+        "which.": mistake(
             Sharded, {"dcp.save(state, checkpoint_id=folder)":
                       "os.makedirs(folder, exist_ok=True) or torch.save({name: value.to_local() for name, value in "
                       "state.items()}, f'{folder}/{dist.get_rank()}')",

@@ -29,12 +29,20 @@ from trainer import options
 RANK, ATTEMPT = (int(os.environ.get(name, 0)) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
 
 
+def age() -> float:
+    """Seconds since this process began. Linux says its boot only to the second: ask for both on the same clock."""
+    process = psutil.Process()
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (process.create_time() - psutil.boot_time())
+    return time.time() - process.create_time()
+
+
 class Events:
     """What happens on this rank. Each line is one write, so those of several ranks do not mix."""
 
     def __init__(self, args):
         self.args, self.updates, self.last = args, 0, time.time()
-        self.write("began", psutil.Process().create_time())
+        self.write("began", time.time() - age())
 
     def write(self, what, at=None):
         line = {"rank": RANK, "attempt": ATTEMPT, "what": what, "updates": self.updates, "time": at or time.time()}

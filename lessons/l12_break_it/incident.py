@@ -141,10 +141,10 @@ def silent() -> Incident:
 
 def slow() -> Incident:
     return Incident("4815", {
-        "log": ("two ranks", text("4815", "log")),
+        "log": ("two ranks on one machine, connections without a limit", text("4815", "log")),
         "alone": ("one process, all recordings", text("4815", "alone")),
-        "slow network": ("two ranks, connections of 100 Mbit/s", text("4815", "slow-network")),
-        "fast network": ("two ranks, connections of 1 Gbit/s", text("4815", "fast-network")),
+        "slow network": ("two ranks, a tenth of the job's rate: 100 Mbit/s", text("4815", "slow-network")),
+        "own network": ("two ranks, the job's connections of 1 Gbit/s", text("4815", "own-network")),
         "film": ("what each rank did in two steps, at 1 Gbit/s", lanes("4815", range(4, 6))),
         "frames": ("how many frames each rank's batches have", frames),
         "program": ("the program's source", source("4815"))})

@@ -24,7 +24,7 @@ COMMANDS = {
     "4815": {"log": f"{TWO} {B}",
              "alone": f"torchrun --nproc_per_node=1 {B}",
              "slow network": f"{TWO} -m course.dial --rate 100mbit {B}",
-             "fast network": f"{TWO} -m course.dial --rate 1gbit {B}",
+             "own network": f"{TWO} -m course.dial --rate 1gbit {B}",
              "film": f"{TWO} -m course.dial --rate 1gbit {FILM.format('4815', 'film')} --steps 4:7 {B}"},
 }
 

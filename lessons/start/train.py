@@ -28,7 +28,7 @@ parser.add_argument("--lr-for", type=int, metavar="BATCH", help="the batch that 
 parser.add_argument("--warm-up", type=int, default=0, help="updates until the full rate is reached; default: 0")
 parser.add_argument("--noise", action="store_true", help="measure the noise scale of the gradient, on 2 ranks or more")
 parser.add_argument("--small", action="store_true", help="a network with a tenth of the arithmetic")
-parser.add_argument("--until", type=float, default=1.0, metavar="ACCURACY", help="stop after the epoch that reaches it")
+parser.add_argument("--until", type=float, default=math.inf, metavar="ACCURACY", help="stop when an epoch reaches it")
 parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the images; default: 0")
 parser.add_argument("--cosine", action="store_true", help="the learning rate falls to 0 along a cosine")
 parser.add_argument("--flip", action="store_true", help="mirror half of the training images, drawn at random")
@@ -65,8 +65,8 @@ torch.set_num_threads(1)  # a process computes on one core, as in a cluster on o
 rank, world_size, device = join()
 if args.batch % world_size or args.images < args.batch:
     parser.exit(2, f"--batch {args.batch} must be a multiple of the {world_size} ranks, and at most --images\n")
-if args.noise and (world_size == 1 or args.micro_batches > 1):
-    parser.exit(2, "--noise compares the gradients of 2 ranks or more, each of one backward()\n")
+if args.noise and (world_size == 1 or args.micro_batches > 1 or args.checkpoint):
+    parser.exit(2, "--noise compares the gradients of 2 ranks or more, each of one backward(), without --checkpoint\n")
 if rank == 0:
     whose = {part: os.path.basename(os.path.dirname(sys.modules[part].__spec__.origin)) for part in PARTS}
     print("parts:", ", ".join(f"{part} ({folder})" for part, folder in whose.items()), flush=True)
@@ -113,7 +113,9 @@ signal.signal(signal.SIGUSR1, lambda *_: signals.append(True))
 
 share = args.batch // world_size  # images per update of this rank
 for epoch in range(first, args.epochs):
+    drawn = torch.get_rng_state()  # a shard() may seed torch's own generator
     mine = shard(args.images, rank, world_size, epoch + 1000 * args.seed)
+    torch.set_rng_state(drawn)
     start = now(device)
     for step in range(done, updates):
         images, labels = batch(train_set, mine[step * share:(step + 1) * share])
@@ -128,7 +130,7 @@ for epoch in range(first, args.epochs):
         if changes:
             scheduler.step()
         update = epoch * updates + step + 1
-        stop = must_stop(bool(signals), update) if args.checkpoint else False
+        stop = args.checkpoint and (bool(signals) if world_size == 1 else must_stop(bool(signals), update))
         if args.checkpoint and (stop or update % args.every == 0):
             kept.save(epoch, step + 1, losses)
         if stop:

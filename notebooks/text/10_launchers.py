@@ -54,7 +54,8 @@ several_hosts = True  # False: show the recorded runs of two hosts and of Slurm
 # Here two *network namespaces* of this machine play the hosts. Each has a name, an address and processes of its own.
 # They share the cores, so the lesson shows what happens, and not how fast. `lab_cluster.py` types one command on both.
 #
-# In lesson 03 this line started two ranks that trained together. What happens when it is typed on two hosts?
+# In lesson 03 `torchrun --nproc_per_node=2 mine/train.py` started two ranks that trained together. What happens when it
+# is typed on two hosts?
 #
 # **Predict.** How many lines `epoch 0: …` appear, on both hosts together?
 
@@ -203,7 +204,9 @@ lesson.figure("A job on two nodes, as its processes reported it. Each box holds 
               "above it.")
 
 # %% [markdown]
-# Slurm knows jobs, nodes and tasks, and no ranks. The torchruns met, and numbered four ranks. Now your job trains.
+# Slurm knows jobs, nodes and tasks, and no ranks. The torchruns met, and numbered four ranks. They met at the port of your
+# endpoint. For the ranks they then chose another one, on the first node, and passed it on as MASTER_PORT. Now your job
+# trains.
 
 # %%
 command = f"scripts/cluster/slurm_lab.py --nodes 2 -- lessons/l10_launchers/submit.sh {job} {options}"
@@ -226,7 +229,8 @@ for launch, missing in (("hosts", no_hosts), ("slurm", no_slurm)):
 lesson.table(rows)
 
 # %% [markdown]
-# What remains is rounding: float32 keeps about seven digits, and four ranks add in another order than one. **A launcher
+# What remains is rounding, which the updates have enlarged: four ranks add in another order than one, and float32 keeps
+# about seven digits. **A launcher
 # starts processes. It does not change what they compute.** At the beginning two hosts trained two models. Now they train
 # one.
 #
@@ -264,7 +268,8 @@ lesson.verdict(which)
 #   maintainer](https://github.com/NVIDIA/nccl/issues/129) advises against setting `CUDA_VISIBLE_DEVICES` per process for
 #   that reason, and users of Slurm clusters report failures ([NCCL](https://github.com/NVIDIA/nccl/issues/1066), [Open
 #   MPI](https://github.com/open-mpi/ompi/issues/11949)).
-# - With **`--gpus-per-node=8 --ntasks-per-node=8 --gpu-bind=none`** every rank sees all eight GPUs of its node, and takes
+# - With **`--gpus-per-node=8 --ntasks-per-node=8 --gpu-bind=none`** the variable is not set, and CUDA then shows a
+#   process every GPU that it may use: every rank sees all eight GPUs of its node, and takes
 #   the one of its local rank. This is the usual advice. It is what a rank under torchrun sees as well, where one task
 #   per node gets all GPUs.
 #
@@ -297,8 +302,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The function stands in a file, below a guard: each new process imports that file, and would start processes of its own
-# at the last lines. Use `mp.spawn` where a program must be started by plain `python`. It stays on one machine, restarts
-# nothing, and names no rank that failed first.
+# at the last lines. Use `mp.spawn` where a program must be started by plain `python`. It stays on one machine, and
+# restarts nothing. Where a rank fails, it ends the others and raises an error with that rank's number.
 #
 # <details><summary><b>Card: what goes wrong with mp.spawn</b></summary>
 #

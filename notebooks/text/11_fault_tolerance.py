@@ -198,8 +198,9 @@ lesson.figure("Each row is a training that went on from the same file, with one 
               "the undisturbed training.")
 
 # %% [markdown]
-# No row ends with an error. A checkpoint that lacks an item goes on training, and its loss falls: that is why the mistake
-# lives long. The only test is the one of above, killed and undisturbed compared bit for bit.
+# No row ends with an error. A checkpoint that lacks an item goes on training, and its loss falls.
+# Some rows even end with a lower loss than the undisturbed training, so the loss tells you nothing: that is why the
+# mistake lives long. The only test is the one of above, killed and undisturbed compared bit for bit.
 #
 # ## What a kill costs
 #
@@ -220,8 +221,9 @@ log = show.events(f"{files}_kill.jsonl")
 parts = show.cost(log, total)
 lesson.predicted(my_seconds, sum(parts.values()), "s")
 show.bar(parts)
-lesson.figure("From the signal to the update in which the rank was killed, made again. The other rank notices by its "
-              "closed connection. Most of the time new processes start and import PyTorch.")
+lesson.figure("From the signal until the last lost update was made again. The other rank notices by its closed "
+              "connection. Most of the time the new processes import PyTorch, read the data, and make their first "
+              "update.")
 print(f"updates made again: {show.again(log, total)}; without a checkpoint it was {lost}")
 
 # %% [markdown]
@@ -232,8 +234,8 @@ print(f"updates made again: {show.again(log, total)}; without a checkpoint it wa
 # ## How often to save
 #
 # If you save seldom, a failure costs much work. If you save often, you spend the time on writing. Let δ be the seconds
-# of a write, τ the seconds between two checkpoints, M the mean time between two failures, and R the seconds of a
-# restart. Three shares of the time are lost:
+# of a write, τ the seconds between two checkpoints, M the *mean time between failures* (MTBF), and R the seconds
+# of a restart. Three shares of the time are lost. They hold where they are small:
 #
 # - writing: δ/τ
 # - work made again, on average half an interval for each failure: τ/(2M)
@@ -279,6 +281,9 @@ lesson.figure("Short intervals lose time by writing, long ones by work made agai
               "The failures are synthetic, drawn at Meta's rate.")
 
 # %% [markdown]
+# Where the shares are large, their sum is too high, and the diamonds lie below the curve: time that is lost once cannot
+# be lost again. The valley stays where it is.
+#
 # This is [Young's formula, of 1974](https://doi.org/10.1145/361147.361115).
 # [Daly's, of 2006](https://doi.org/10.1016/j.future.2004.11.016), has further terms for writes that are long beside M. The
 # valley is wide: an interval three times too long, or too short, makes the first two shares together (3 + ⅓)/2 ≈ 1.7
@@ -292,14 +297,15 @@ node_hours = between / 3600 * 16384 / 8
 lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interval))
 
 # %% [markdown]
-# The share of time in which a training makes progress that it keeps is its **goodput**: 100 % minus a row of this table.
+# The share of time in which a training makes progress that it keeps is its **goodput**: about 100 % minus the three shares
+# of its row.
 # Large jobs make δ small: `dcp.async_save` copies the state to the CPU's memory, which training waits for, and writes it
 # during the next steps ([13b](13b_fsdp2.ipynb) measures it). They make R small by nodes that wait with the program
 # started (*hot spares*).
 #
 # ## Stop together
 #
-# Often there is a warning. A cluster that wants its machines back first sends a signal: SIGTERM, or the one that the job
+# Often there is a warning: this is *preemption*. A cluster that wants its machines back first sends a signal: SIGTERM, or the one that the job
 # asked for, as `sbatch --signal=USR1@120` does. But it reaches the ranks at different moments, or only one of them. A
 # rank that leaves at once lets the others wait in an all-reduce. **All ranks must leave after the same update.**
 #
@@ -381,14 +387,15 @@ check.resized("mine/checkpoint.py")
 # check.resized.solution()
 
 # %% [markdown]
-# Two ranks were killed. Three go on from what they have left:
+# One rank was killed, and its peer ended. Three go on from the file that they left:
 
 # %%
 # !cp {files}_left.pt {files}_three.pt
 # !torchrun --nproc_per_node=3 {training} --checkpoint {files}_three.pt
 
 # %% [markdown]
-# The loss differs a little from that of the undisturbed run: other images are mirrored. `torchrun` can
+# The loss differs a little from that of the undisturbed run: other images are mirrored.
+# Training that goes on with another number of ranks is *elastic*. `torchrun` can
 # do this by itself. With `--nnodes=1:2` a job needs one node and takes two: where a node is lost,
 # the other's `torchrun` starts its ranks again, with a smaller `WORLD_SIZE`. Three practical points:
 #
@@ -407,7 +414,7 @@ print(f"gloo waits {defaults.default_pg_timeout.total_seconds():,.0f} s, unless 
 # In DDP each rank holds the whole model, so one rank can write it. Where ranks *shard* a model
 # ([13](13_beyond_ddp.ipynb)), none has all of it.
 # [`torch.distributed.checkpoint`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) (DCP) lets each rank
-# write its part, and gives another number of ranks the parts that they need.
+# write its part, and gives another number of ranks the parts that they need (*resharding*).
 #
 # ### Exercise: `sharded.py`
 #
@@ -436,7 +443,8 @@ check.sharded("mine/sharded.py")
 # !torchrun --nproc_per_node=4 lessons/l11_fault_tolerance/sharded.py --save {files}_table
 # !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded.py --load {files}_table
 show.stored(sharded.contents(f"{files}_table"))
-lesson.figure("Four ranks wrote a file each. A rank of two reads from two of them, and no process ever holds the table.")
+lesson.figure("Four ranks wrote a file each. Of two ranks, rank 0 reads from two of them, and rank 1 from three: its "
+              "first row, 501, stands in rank 1's file. DCP brings the whole table to no rank.")
 
 # %% [markdown]
 # Many files cannot be replaced in one moment. So write each checkpoint into a new folder, and delete an old one only when

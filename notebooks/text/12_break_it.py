@@ -125,8 +125,9 @@ check.dumps.file = check.dumps.verdict(my_culprit)[0] == "right"
 answer = function(dumps)
 lesson.table(show.named(whose, answer, "results/live/12_hang"))
 show.waiting(dumps, 8, whose, answer)
-lesson.figure("A square is a rank, a row a node. An arrow leads from a rank to one for which it waits. All arrows end "
-              "at the framed rank, which waits for nobody, or in a collective that nobody else has called.")
+lesson.figure("A square is a rank, a row a node. An arrow leads from a rank to one for which it waits. Follow them: "
+              "each chain ends at the framed rank, which waits for nobody, or in a collective that nobody else has "
+              "called.")
 
 # %% [markdown]
 # PyTorch's analyzer compares the dumps, too. It reports each collective that not all members of a group have called:
@@ -143,7 +144,8 @@ look_4711.evidence["stack R"][1](answer[0])
 
 # %% [markdown]
 # **In a job of your own**, before it hangs: `torch.distributed.debug.start_debug_server()` on each rank, after
-# `init_process_group`, serves the stacks and the recorder of all ranks at rank 0's port 25999, also under gloo.
+# `init_process_group`, serves the stacks and the recorder of all ranks at rank 0's port 25999, also under gloo. It needs
+# the packages jinja2 and aiohttp.
 # `torch.distributed.breakpoint(rank=3)` opens a debugger on rank 3, and lets all others wait in a barrier. It needs a
 # terminal, which a notebook's commands do not have.
 #
@@ -153,7 +155,7 @@ look_4711.evidence["stack R"][1](answer[0])
 # > we get when we load the saved file: it is better in the log.
 #
 # The program is `lessons/l12_break_it/jobs/job_4802.py`, by somebody else. Its source is one of the looks. A
-# program of your own has 1,500 lines and not 165, so let the other looks tell you where to read.
+# program of your own has 1,500 lines and not 168, so let the other looks tell you where to read.
 
 # %%
 look_4802 = incident.silent()
@@ -221,7 +223,7 @@ print(re.split(r"^[WE]\d{4} ", told[told.find("doctor:"):], maxsplit=1, flags=re
 # %% [markdown]
 # ## Job 4815
 #
-# > Two ranks are far from twice as fast as one process. Rank 0 spends much of each step in all-reduce, so our network is
+# > Two ranks, with connections of 1 Gbit/s, are far from twice as fast as one process. Rank 0 spends much of each step in all-reduce, so our network is
 # > too slow. We ask for a faster one.
 
 # %%
@@ -278,7 +280,8 @@ look_4815.evidence["film"][1]()
 
 # %% [markdown]
 # The list of recordings is sorted by length, and rank 1 took its second half. The all-reduce ends when the last rank has
-# called it: a *straggler* makes every network look slow. So measure on **each** rank when it calls, not how long it
+# called it: a *straggler* makes every network look slow. Even a network without a limit would have made a step hardly
+# shorter: compare the looks *log* and *own network*. So measure on **each** rank when it calls, not how long it
 # waits.
 #
 # ## Looks used
