@@ -49,7 +49,7 @@ def set_address():
     the course runs: where Colab and Kaggle get it. Into the doctor: the version."""
     version, address = cited()
     command, links = f"v{version} {address or 'ADDRESS'}", " · ".join(launch_links("00_start_here"))
-    for page in map(Path, ("README.md", "site/pages/systems.md", "doctor/__init__.py")):
+    for page in filter(Path.exists, map(Path, ("README.md", "site/pages/systems.md", "doctor/__init__.py"))):
         text = page.read_text(encoding="utf-8")
         changed = VERSION.sub(version, LAUNCH.sub(links, CLONE.sub(command, text)))
         if changed != text:

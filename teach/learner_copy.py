@@ -35,6 +35,7 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "examples/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
+            "site/pages/cluster.md",
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", "lessons/conftest.py", ".ci",
             ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too

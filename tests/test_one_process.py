@@ -59,7 +59,7 @@ def test_a_mistake_is_named_by_the_first_update_and_tensor(tmp_path, name, edits
 
 def test_other_weights_before_the_first_update_and_a_program_that_fails(tmp_path):
     path = program(tmp_path, my_ddp={"dist.broadcast(tensor, src=0)": "pass"})
-    path.write_text(path.read_text().replace("torch.manual_seed(0)", "torch.manual_seed(rank)"))
+    path.write_text(path.read_text().replace("torch.manual_seed(args.seed)", "torch.manual_seed(rank)"))
     [answer] = answers(path, ranks=[2])
     rank, where = answer.between_ranks
     assert (rank, where.update, where.tensor) == (1, 0, "0.weight")
