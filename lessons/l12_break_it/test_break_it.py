@@ -60,7 +60,6 @@ def test_bad_input(arguments, tmp_path, refused):
     assert not (tmp_path / "hang").exists()
 
 
-@pytest.mark.weekly
 def test_looks_are_counted_once_each_and_end(hangs, capsys):
     look = incident.hang(str(hangs["late"]))
     for name in ("stack 1", "stack 1", "stack 99", "tea"):
@@ -71,6 +70,7 @@ def test_looks_are_counted_once_each_and_end(hangs, capsys):
     assert look.left == 0 and "All 10 looks are used" in capsys.readouterr().out
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("edits,outcome,words", [
     (repair.REPAIR, "right", ""), ({"default=1.0": "default=2.0"}, "wrong", "no: ranks 0 and 1 part in update 4"),
     ({" or number == len(loader)": ""}, "wrong", "4 updates per epoch")])
