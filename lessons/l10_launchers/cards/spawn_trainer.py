@@ -40,13 +40,15 @@ class Trainer:
     def train(self, epochs):
         for epoch in range(epochs):
             self.sampler.set_epoch(epoch)
+            losses = []
             for images, labels in self.loader:
                 loss = nn.functional.cross_entropy(self.model(images.to(self.device)), labels.to(self.device))
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
+                losses.append(loss.detach())
             if self.rank == 0:
-                print(f"epoch {epoch}: loss of rank 0's last batch {loss.item():.4f}", flush=True)
+                print(f"epoch {epoch}: mean loss of rank 0's batches {torch.stack(losses).mean():.4f}", flush=True)
 
 
 def run(rank, args, meet):
