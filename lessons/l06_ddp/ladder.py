@@ -16,14 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course import dial, rank_program, shortcuts
 from course.on_ranks import theirs_or_ours
 from course.sent import Sent
 from course.timing import interleave, slowest, timed
+from course.train_step import TrainStep
 from lessons.l06_ddp.solution import MeanGradients, OneMessage, Overlapped
 from lessons.start.ours.all_reduce import all_reduce
 from lessons.start.ours.my_ddp import BUCKET
@@ -34,32 +33,6 @@ CPU, BATCH, WARM_UP = torch.device("cpu"), 96, 3
 STEPS = {2: MeanGradients, 3: OneMessage, 4: Overlapped}
 
 
-class Training:
-    """An update at a time, as train.py makes it. wrap: model -> the wrapped one."""
-
-    def __init__(self, wrap):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10))
-        self.parallel = wrap(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.images, self.labels = torch.rand(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
-
-    def update(self):
-        self.optimizer.zero_grad()
-        cross_entropy(self.parallel(self.images), self.labels).backward()
-        if hasattr(self.parallel, "finish"):
-            self.parallel.finish()
-        self.optimizer.step()
-
-    def seconds(self, updates):
-        """Per update, of the slowest rank."""
-        return slowest([timed(self.update, updates, CPU)])[0]
-
-
 def measure(args, classes, ring):
     calls = []
 
@@ -67,11 +40,11 @@ def measure(args, classes, ring):
         calls.append(tensor.numel())
         ring(tensor)
 
-    ways = {"alone": lambda model: model}
+    ways = {"alone": None}
     ways |= {f"step {step}": partial(cls, all_reduce=counted_ring) for step, (cls, _) in classes.items()}
     ways |= {"DDP": DistributedDataParallel,
              "DDP, small buckets": partial(DistributedDataParallel, bucket_cap_mb=BUCKET / 2**20)}
-    trainings, all_reduces = {way: Training(wrap) for way, wrap in ways.items()}, {}
+    trainings, all_reduces = {way: TrainStep(BATCH, wrap) for way, wrap in ways.items()}, {}
     for way, training in trainings.items():
         for _ in range(WARM_UP):  # DDP makes its buckets anew after its first update
             calls.clear()
@@ -82,8 +55,8 @@ def measure(args, classes, ring):
     for rate in args.rates:
         if args.rates != ["none"]:
             dial.pace(None if rate == "none" else rate)
-        programs = {way: partial(training.seconds, args.updates) for way, training in trainings.items()}
-        rounds[rate] = interleave(programs, args.rounds)
+        programs = {way: partial(timed, training.update, args.updates, CPU) for way, training in trainings.items()}
+        rounds[rate] = {way: slowest(seconds) for way, seconds in interleave(programs, args.rounds).items()}
     return {"parameters": sum(each.numel() for each in trainings["alone"].model.parameters()), "batch": BATCH,
             "whose": {f"step {step}": whose for step, (_, whose) in classes.items()}, "all_reduces": all_reduces,
             "rounds": rounds}

@@ -18,13 +18,12 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from course import dial, rank_program, shortcuts
 from course.on_ranks import theirs_or_ours
 from course.rank_program import meet
 from course.timing import interleave, slowest, timed
+from course.train_step import TrainStep
 from lessons.start.ours.my_ddp import MyDDP
 from trainer import files, launch
 from trainer.options import positive
@@ -32,20 +31,13 @@ from trainer.options import positive
 CPU, WARM_UP, EXTRA = torch.device("cpu"), 3, 4  # EXTRA: one more message, so many times the largest bucket
 
 
-class Step:
-    """A step at a time, as train.py makes it: with MyDDP, or alone, noting when each bucket has its gradients."""
+class Step(TrainStep):
+    """A step at a time, with MyDDP; or alone, noting when each bucket has its gradients."""
 
     def __init__(self, batch, wrap=None):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10))
-        self.parallel = wrap(self.model) if wrap else self.model
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.images, self.labels = torch.rand(batch, 3, 32, 32), torch.randint(10, (batch,))
-        self.buckets, self.ready = MyDDP.make_buckets(self.model), []
+        super().__init__(batch, wrap)
+        self.buckets = MyDDP.make_buckets(self.model)
+        self.ready = [0.0] * len(self.buckets)
         if not wrap:
             for number, bucket in enumerate(self.buckets):
                 for parameter in bucket:
@@ -54,25 +46,14 @@ class Step:
     def arrived(self, number, _):
         self.ready[number] = time.perf_counter()  # of the bucket's last gradient, in the end
 
-    def update(self):
-        self.optimizer.zero_grad()
-        cross_entropy(self.parallel(self.images), self.labels).backward()
-        if hasattr(self.parallel, "finish"):
-            self.parallel.finish()
-        self.optimizer.step()
-
     def parts(self, steps):
         """Seconds from a step's start: each bucket's gradients, backward's end, the step's. Medians; slowest rank."""
         rows = []
         for _ in range(steps):
             meet(CPU)
-            self.ready = [0.0] * len(self.buckets)
             start = time.perf_counter()
-            self.optimizer.zero_grad()
-            cross_entropy(self.parallel(self.images), self.labels).backward()
-            end = time.perf_counter()
-            self.optimizer.step()
-            rows.append([moment - start for moment in (*self.ready, end, time.perf_counter())])
+            ended = self.update()
+            rows.append([moment - start for moment in (*self.ready, ended, time.perf_counter())])
         return slowest([median(column) for column in zip(*rows, strict=True)])
 
 
@@ -88,7 +69,6 @@ def measure(args, cells, wrap):
     steps = {batch: Step(batch, wrap) for batch in dict.fromkeys(batch for batch, _ in cells)}
     alone = {batch: Step(batch) for batch in (steps if args.parts else ())}
     for step in (*steps.values(), *alone.values()):
-        step.ready = [0.0] * len(step.buckets)
         for _ in range(WARM_UP):
             step.update()
     sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in next(iter(steps.values())).buckets]
