@@ -152,8 +152,8 @@ class Exercise:
 
     def or_ours(self, attempt) -> tuple[Any, str]:
         """(the learner's answer, "your") where it is right, else (the solution, "our"): for a lesson that goes on with
-        it, and says whose it is."""
-        return (attempt, "your") if self.verdict(attempt)[0] == "right" else (self.answer, "our")
+        it, and says whose it is. Of a file it is the function in it."""
+        return (self._function(attempt), "your") if self.verdict(attempt)[0] == "right" else (self.answer, "our")
 
     def __call__(self, attempt) -> None:
         from IPython.display import display  # late, as in course/lesson.py
@@ -314,13 +314,14 @@ def unreadable(file: Path, name: str) -> Exception | None:
 
 
 def is_stub(tree: ast.AST) -> bool:
-    """Does a function in it begin or end with the stub's line, `raise NotImplementedError`?"""
+    """Does a function in it begin or end with the stub's line, `raise NotImplementedError`, or is nothing but comments
+    in it?"""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     ends = [function.body[-1] for function in functions
             if not any(isinstance(line, ast.Return) for line in function.body)]  # behind a return it is left over
     lines = [ast.unparse(line) for line in ends + [
         line for function in functions for line in function.body[ast.get_docstring(function) is not None:][:1]]]
-    return "raise NotImplementedError" in lines
+    return "raise NotImplementedError" in lines or not getattr(tree, "body", True)
 
 
 def first_line(error: BaseException) -> str:

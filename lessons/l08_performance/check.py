@@ -7,12 +7,6 @@ from functools import partial
 from course.exercise import Case, Wrong, exercise, mistake
 
 
-def yours(check, attempt):
-    """(the learner's function, "your") where it is right, else (ours, "our"). An attempt may be a file."""
-    answer, whose = check.or_ours(attempt)
-    return check._function(answer), whose
-
-
 # Exercise 1: speed-up and efficiency, from two logs
 def my_speedup(one, many):
     def images_a_second(log):

@@ -378,7 +378,7 @@ check.message(my_message)
 # check.message.solution()
 
 # %%
-seconds_of, whose = check.yours(check.message, my_message)
+seconds_of, whose = check.message.or_ours(my_message)
 given = points[::2]
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -441,7 +441,7 @@ program = f"{run} torchrun --nproc_per_node=2 lessons/l08_performance/step_map.p
 
 # %%
 corner = read("corners")
-predict, whose = check.yours(check.step, "mine/predict.py")
+predict, whose = check.step.or_ours("mine/predict.py")
 on_wire = sorted((8 * int(size) / bits(rate), median(seconds)) for rate, of_rate in corner["messages"].items()
                  for size, seconds in of_rate.items())  # a message's bits / rate, and what it took
 
