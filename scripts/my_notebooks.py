@@ -38,14 +38,10 @@ def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN, slots: list[dict] |
         if slots is not None and not of_lesson:
             continue
         course = twins.without_outputs(nbformat.read(path, as_version=4))
-        if of_lesson and all("sections" in slot for slot in of_lesson):
-            fold(course, [section for slot in of_lesson for section in slot["sections"]])
-        for cell in course.cells if of_lesson else ():
-            if cell.cell_type == "markdown":
+        if of_lesson:
+            fold(course, of_lesson)
+            for cell in course.cells:
                 cell.source = cell.source.replace("](../", "](../../")  # one folder further down
-                title = re.match(r"##+ (.+)", cell.source)
-                if title and all(title[1].strip() in slot.get("without", ()) for slot in of_lesson):
-                    cell.metadata["jp-MarkdownHeadingCollapsed"] = True
         digest = hashlib.sha256("\0".join(cell.source for cell in course.cells).encode()).hexdigest()[:16]
         course.metadata[MADE_OF] = digest
         copy = own / path.name
@@ -63,16 +59,21 @@ def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN, slots: list[dict] |
                    f"{copy} does not say of which version it was made. It stays; the course's is {new}")
 
 
-def fold(notebook: nbformat.NotebookNode, sections: list[str]) -> None:
-    """Fold, as JupyterLab does it, each section that is not named and holds none that is. Nothing named: fold none."""
+def fold(notebook: nbformat.NotebookNode, slots: list[dict]) -> None:
+    """Fold, as JupyterLab does it, what the slots of this lesson leave out: where each names its `sections`, every
+    section that is not named and holds none that is; else what all of them are `without`."""
+    named = {section for slot in slots for section in slot.get("sections", ())}
+    whole = not all("sections" in slot for slot in slots)
+    without = set.intersection(*(set(slot.get("without", ())) for slot in slots))
     headings = [(len(match[1]), match[2].strip(), cell, match.start() == 0)
                 for cell in notebook.cells if cell.cell_type == "markdown"
                 for match in re.finditer(r"^(##+) (.+)", cell.source, re.M)]
-    for at, (level, title, cell, opens) in enumerate(headings if sections else ()):
+    for at, (level, title, cell, opens) in enumerate(headings):
         # A folded cell hides all cells up to the next one that opens with a heading of its level.
         hidden = itertools.takewhile(lambda later, own=level: not later[3] or later[0] > own, headings[at + 1:])
         around = [each[1] for each in headings[:at] if each[0] < level][-1:]
-        if opens and not {title, *(each[1] for each in hidden), *around} & set(sections):
+        kept = title not in without if whole else {title, *(each[1] for each in hidden), *around} & named
+        if opens and not kept:
             cell.metadata["jp-MarkdownHeadingCollapsed"] = True
 
 
