@@ -71,11 +71,6 @@ def marked(mark: object) -> list[psutil.Process]:
             and str(mark) in filter(None, process.info["environ"].get(MARK, "").split("\n"))]
 
 
-def find_rank(mark: object, rank: int) -> psutil.Process | None:
-    """The process with this mark whose RANK is `rank`; None where there is none."""
-    return next((process for process in marked(mark) if process.info["environ"].get("RANK") == str(rank)), None)
-
-
 def end(mark: object, seconds: float = 10) -> int:
     """Kill every process with this mark, and return their number. RuntimeError where a process is still there after
     `seconds`."""

@@ -35,17 +35,6 @@ def parser(description, out=None, dataset=False, timeout=None):
     return made
 
 
-def before_dashes(parser, own=()):
-    """The arguments before `--`; `options` of them are those after it, meant for main.py. There the options in `own`,
-    which the script itself sets, are refused."""
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    args = parser.parse_args(sys.argv[1:end])
-    args.options = sys.argv[end + 1:]
-    if given := set(own) & {option.split("=")[0] for option in args.options}:
-        parser.error(f"{', '.join(sorted(given))} after --: this script sets it")
-    return args
-
-
 def moment(form, first, otherwise):
     """A type of argparse: (1, 20.0) of the text 1@20. `form`: how it is called, such as NODE@SECONDS. Neither may be
     negative, nor the second number less than `first`: `otherwise` says so."""

@@ -1,15 +1,8 @@
-"""Where ranks meet: a free port, and the variables that lead them there. It imports no torch."""
+"""Where ranks meet: a free port. It imports no torch."""
 
 import contextlib
 import random
 import socket
-
-# of the variables that a launcher sets
-MEANING = {
-    "RANK": "rank: number in the job", "LOCAL_RANK": "local rank: number on this node",
-    "WORLD_SIZE": "processes in the job", "LOCAL_WORLD_SIZE": "processes on this node",
-    "GROUP_RANK": "group rank: number of the node", "GROUP_WORLD_SIZE": "nodes",
-    "MASTER_ADDR": "where all ranks meet: the host …", "MASTER_PORT": "… and the port"}
 
 
 def free_port() -> int:

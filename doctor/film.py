@@ -368,10 +368,9 @@ def state(part: Path) -> str:
         return "dead"
     status = Path(f"/proc/{head['pid']}/stat")
     try:
-        known = Path("/proc/self/stat").exists()
-        fields = status.read_text().rpartition(")")[2].split() if known else ["R"] + 6 * ["0"]
-    except OSError:  # it has gone in this moment
-        return "dead"
+        fields = status.read_text().rpartition(")")[2].split()
+    except OSError:  # it has gone in this moment; or a system without /proc
+        return "dead" if Path("/proc/self/stat").exists() else "alive"
     exits = fields[0] == "Z" or int(fields[6]) & 4  # PF_EXITING: its connections close before it is a zombie
     return "dead" if exits else "alive"
 

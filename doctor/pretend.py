@@ -7,6 +7,7 @@ torch.testing._internal.distributed.fake_pg), and GPUs that are pretended: what 
 DataLoader it reads a few batches. The hooks note what the rank does, as in a real run, and the rest is noted here.
 """
 
+import bisect
 import contextlib
 import inspect
 import json
@@ -352,10 +353,7 @@ def run(args, rank, nodes, gpus, heard=()):
 
 def first(without, having, has):
     """The smallest number that has it, where all from there on do. `without` does not have it, `having` does."""
-    while having - without > 1:
-        middle = (without + having) // 2
-        without, having = (without, middle) if has(middle) else (middle, having)
-    return having
+    return without + 1 + bisect.bisect_left(range(without + 1, having), True, key=has)
 
 
 def examine(args):

@@ -33,7 +33,7 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "scripts/my_notebooks.py", "course/twins.py", "scripts/site", "scripts/record",
             "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board", "scripts/release",
             "examples/minimal_ddp.py",  # the capstone's solution
-            "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
+            "results/recorded/failed-launches/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
             "site/pages/cluster.md",
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", "lessons/conftest.py", ".ci",

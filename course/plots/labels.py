@@ -9,7 +9,6 @@ from course.plots.style import darker, halo
 # Where a text may stand beside its point, best first: offset in points, and which side of the text is there.
 BESIDE_AN_END = [(12, dy, "left", "center") for dy in sorted(range(-250, 251, 5), key=abs)]
 BESIDE_AN_END += [(0, 14, "center", "bottom"), (0, -14, "center", "top")]
-BESIDE_A_START = [(-dx, dy, "right", va) for dx, dy, va in [(12, 0, "center"), (12, 14, "bottom"), (12, -14, "top")]]
 BESIDE_A_POINT = [
     (0, 10, "center", "bottom"), (0, -12, "center", "top"), (12, 0, "left", "center"), (-12, 0, "right", "center"),
     (10, 8, "left", "bottom"), (10, -8, "left", "top"), (-10, 8, "right", "bottom"), (-10, -8, "right", "top"),
