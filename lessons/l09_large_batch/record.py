@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch  # noqa: F401  once, before the processes are forked
 
+from trainer.options import positive
+
 FILE = Path("results/recorded/large-batch/trainings.jsonl")
 COMMAND = ["lessons/start/train.py", "--parts", "ours", "--small"]
 EPOCH = re.compile(r"epoch \d+: loss (\S+), accuracy ([\d.]+), ([\d.]+) ms per update(?:, noise scale (\S+))?")
@@ -67,7 +69,7 @@ def train(job):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time; default: 2")
+    parser.add_argument("--jobs", type=positive(int), default=2, help="trainings at a time; default: 2")
     args = parser.parse_args()
     there = {json.loads(line)["options"] for line in FILE.read_text().splitlines()} if FILE.exists() else set()
     jobs = [(name, ranks, f"{options} --seed {seed}") for seed in SEEDS for name, ranks, options in trainings()]

@@ -63,8 +63,10 @@ PARTS = ("stopwatch", "join", "all_reduce", "shard", "evaluate", "my_ddp", "back
          "replace", "checkpoint", "must_stop")
 torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
 rank, world_size, device = join()
-if args.batch % world_size or args.images < args.batch:
+if args.batch < 1 or args.batch % world_size or args.images < args.batch:
     parser.exit(2, f"--batch {args.batch} must be a multiple of the {world_size} ranks, and at most --images\n")
+if args.every < 1 or os.path.isdir(args.checkpoint or ""):
+    parser.exit(2, f"--checkpoint {args.checkpoint} must be a file, and --every {args.every} at least 1\n")
 if args.noise and (world_size == 1 or args.micro_batches > 1 or args.checkpoint):
     parser.exit(2, "--noise compares the gradients of 2 ranks or more, each of one backward(), without --checkpoint\n")
 if rank == 0:
