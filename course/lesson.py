@@ -64,12 +64,14 @@ def begin() -> None:
 
 
 def begin_program() -> None:
-    """Copy train.py, the learner's own program, into mine/, unless it is there. It is whole when it appears."""
+    """Copy train.py and train_gpt.py, the learner's own programs, into mine/, unless they are there. Each is whole
+    when it appears."""
     Path("mine").mkdir(exist_ok=True)
-    if not Path("mine/train.py").exists():
-        beside = Path("mine", f".train-{os.getpid()}")
-        shutil.copyfile("lessons/start/train.py", beside)
-        beside.replace("mine/train.py")
+    for name in ("train.py", "train_gpt.py"):
+        if not Path("mine", name).exists():
+            beside = Path("mine", f".{name}-{os.getpid()}")
+            shutil.copyfile(f"lessons/start/{name}", beside)
+            beside.replace(Path("mine", name))
 
 
 def mine(line: str, cell: str) -> None:

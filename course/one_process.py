@@ -47,7 +47,9 @@ class Recorder:
     """Within `with`: a training's weights before its first update, and the gradients and weights of each update.
 
     Tensors by the names of the module that is called first, without the `module.` of a wrapper; float64 copies on the
-    CPU, of a DTensor the whole (then all ranks must record). An update is an optimizer.step() that stands in no other;
+    CPU, of a DTensor the whole (then all ranks must record). A module that shards its parameters itself has `whole()`,
+    which returns {name: tensor} on all ranks: then its weights are those, and its gradients are not noted; nor are they
+    where one optimizer's step() calls another's. An update is an optimizer.step() that stands in no other;
     `after` is called after each. `apart`: the modules by whose definition ranks are not one process.
     """
 
@@ -61,6 +63,7 @@ class Recorder:
         self._done, self._depth = after, 0
         self._modules: set[nn.Module] = set()
         self._parameters: dict[int, tuple[str, nn.Parameter]] = {}
+        self._whole = None
 
     def __enter__(self):
         self._hooks = [register_module_forward_pre_hook(self._forward), register_optimizer_step_pre_hook(self._before),
@@ -79,6 +82,7 @@ class Recorder:
         if module in self._modules:  # a part of another: while FSDP computes, it holds tensors of a moment
             return
         self._modules.update(module.modules())
+        self._whole = self._whole or getattr(module, "whole", None)
         for name, parameter in module.named_parameters():
             while name.startswith(("module.", "_orig_mod.")):  # of DDP and its like, of torch.compile
                 name = name.partition(".")[2]
@@ -89,17 +93,24 @@ class Recorder:
             return
         self._depth += 1
         if self._depth == 1:
-            self.first = self.first or self._copies(lambda parameter: parameter)
-            self.gradients.append(self._copies(
+            self.first = self.first or self._weights()
+            self.gradients.append({} if self._whole else self._copies(
                 lambda parameter: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad))
+        else:
+            self.gradients[-1] = {}  # the gradients are the business of the optimizer outside
 
     def _after(self, *_):
         if self.over:
             return
         self._depth -= 1
         if not self._depth:
-            self.weights.append(self._copies(lambda parameter: parameter))
+            self.weights.append(self._weights())
             self._done()
+
+    def _weights(self) -> Values:
+        if self._whole:
+            return {name: value.detach().to("cpu", torch.float64, copy=True) for name, value in self._whole().items()}
+        return self._copies(lambda parameter: parameter)
 
     def _copies(self, of) -> Values:
         copies = {}
@@ -165,6 +176,8 @@ def parting(one: Record, other: Record, near: float = NEAR) -> Parting | None:
         pairs += [(update, gradients, other.gradients[update - 1], True),
                   (update, weights, other.weights[update - 1], False)]
     for update, these, those, are_gradients in pairs:
+        if are_gradients and not those:
+            continue  # the weights tell
         for name, value in these.items():
             if name not in those or those[name].shape != value.shape:
                 return Parting(update, name, float("inf"))
