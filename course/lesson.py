@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_PREDICTED = "Nothing predicted yet: replace `None` above. "  # a page of the site leaves it out
+NONE_PREDICTED = "Nothing was predicted."  # and this one, too
 _captions: list[str] = []  # of the figures so far: a cell that runs again keeps its number
+_predictions: dict[str, list[str]] = {}  # what was predicted, and what came, by the question
 
 
 def notebooks() -> dict[str, Path]:
@@ -53,6 +55,7 @@ def begin() -> None:
     # Let glibc keep what is freed for the next step (mallopt(3)): up to a third of a small ResNet's step goes there
     os.environ.update(MALLOC_TRIM_THRESHOLD_="-1", MALLOC_MMAP_MAX_="0")
     _captions.clear()
+    _predictions.clear()
     begin_program()
     shell = get_ipython()
     shell.register_magic_function(mine, "cell")
@@ -211,20 +214,37 @@ def difference(old: Callable, new: Callable) -> None:
     _show("```diff\n" + "\n".join(lines) + "\n```")
 
 
-def predicted(mine: object, measured: object, unit: str = "") -> None:
+def predicted(mine: object, measured: object, unit: str = "", what: str = "") -> None:
     """Show a prediction beside the measured value, in one line. `mine` is None where nothing was predicted: the value
     then stands folded, behind a click.
 
     Numbers are rounded to three digits and followed by `unit`; every other value is shown as it is. A tuple will do for
-    a list.
+    a list, and two numbers for a range, where one number is measured. `what` names the question in the table of
+    `predictions`.
     """
     mine = list(mine) if isinstance(mine, range) else mine
+    right = _figure(measured, unit)
+    _predictions.pop(what, None)
     if mine is None:
-        _show(f"{NOTHING_PREDICTED}<details><summary>What came out</summary>{_figure(measured, unit)}</details>")
-    elif same(mine, measured) or _figure(mine, unit) == _figure(measured, unit):
-        _show(f"You predicted **{_figure(mine, unit)}**, and that is what came out.")
+        return _show(f"{NOTHING_PREDICTED}<details><summary>What came out</summary>{right}</details>")
+    if _is_number(measured) and isinstance(mine, tuple | list) and len(mine) == 2 and all(map(_is_number, mine)):
+        guess, hit = f"{_figure(min(mine), '')} to {_figure(max(mine), unit)}", min(mine) <= measured <= max(mine)
+        _show(f"You predicted **{guess}**. Here it is **{right}**, {'within' if hit else 'outside'} your range.")
     else:
-        _show(f"You predicted **{_figure(mine, unit)}**. Here it is **{_figure(measured, unit)}**.")
+        guess = _figure(mine, unit)
+        hit = same(mine, measured) or guess == right
+        _show(f"You predicted **{guess}**, and that is what came out." if hit else
+              f"You predicted **{guess}**. Here it is **{right}**.")
+    _predictions[what] = [guess, right, "yes" if hit else "no"]
+
+
+def predictions() -> None:
+    """Show what was predicted in this lesson, what came out, and whether it hit, in a table; at a lesson's end."""
+    if _predictions:
+        table([dict(zip(("question", "predicted", "came out", "hit"), [what, *row], strict=True))
+               for what, row in _predictions.items()])
+    else:
+        _show(NONE_PREDICTED)
 
 
 def verdict(text: str | list[str]) -> None:
@@ -276,9 +296,12 @@ def _frame(title: str, page: str) -> None:
     display({"text/html": frame + absent, "text/plain": title}, raw=True)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _figure(value: object, unit: str) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = f"{value}" if not is_number else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    text = f"{value}" if not _is_number(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{text} {unit}".strip()
 
 

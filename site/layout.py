@@ -26,7 +26,7 @@ from nbformat import NotebookNode
 from PIL import Image
 
 from course import twins
-from course.lesson import NOTHING_PREDICTED, some
+from course.lesson import NONE_PREDICTED, NOTHING_PREDICTED, some
 from gallery import guide
 from gallery.table import read_messages
 from puzzles import build as puzzles
@@ -182,7 +182,7 @@ def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | by
         answered = answered or "lesson.predicted(" in cell.source  # what follows, up to the next text, tells it, too
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):  # a page has no `None` to replace
-                text = text.replace(NOTHING_PREDICTED, "")
+                text = text.replace(NOTHING_PREDICTED, "").replace(NONE_PREDICTED, "")
                 data["text/markdown"] = to_entries(text, entries, "../")
         cells += one_picture_each(cell)
         for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):

@@ -45,7 +45,8 @@ def test_a_lesson_begins_in_its_own_copy_any_number_of_times(place, tmp_path):
 
 def test_an_exercise_s_cell_becomes_a_part_of_the_program_once_it_is_tried(tmp_path, monkeypatch, capsys):
     (tmp_path / "lessons/start").mkdir(parents=True)
-    shutil.copy(runner.ROOT / "lessons/start/train.py", tmp_path / "lessons/start")
+    for name in ("train.py", "train_gpt.py"):
+        shutil.copy(runner.ROOT / "lessons/start" / name, tmp_path / "lessons/start")
     monkeypatch.chdir(tmp_path)
     lesson.begin_program()
     program, part = Path("mine/train.py"), Path("mine/shard.py")
@@ -109,10 +110,28 @@ def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path
     (3, 1234.5678, "µs", "You predicted **3 µs**. Here it is **1,235 µs**."),
     (19, "19", "", "You predicted **19**, and that is what came out."),
     ((10, 20), [10, 20], "", "You predicted **(10, 20)**, and that is what came out."),
+    ((20, 10), 15, "s", "You predicted **10 to 20 s**. Here it is **15 s**, within your range."),
+    ([1, 1.5], 1.6, "times", "You predicted **1 to 1.5 times**. Here it is **1.6 times**, outside your range."),
 ])
 def test_a_prediction_stands_beside_what_came_out(mine, measured, unit, message, shown):
     lesson.predicted(mine, measured, unit)
     assert shown == [message]
+
+
+def test_the_end_of_a_lesson_lists_what_was_predicted(shown):
+    lesson._predictions.clear()
+    for mine in (9, None):  # the cell ran again, and the prediction was taken back
+        lesson.predicted(mine, 1, what="ranks")
+        lesson.predictions()
+    for mine in (3, (1.0, 1.2)):
+        lesson.predicted(mine, 1.1, "times", what="speed-up")
+    lesson.predicted("lower", "higher", what="its loss")
+    lesson.predictions()
+    head = "| question | predicted | came out | hit |\n| :-- | --: | --: | :-- |\n"
+    mixed = "| question | predicted | came out | hit |\n| :-- | :-- | :-- | :-- |\n"
+    assert shown[1] == f"{head}| ranks | 9 | 1 | no |"
+    assert shown[3] == lesson.NONE_PREDICTED
+    assert shown[-1] == f"{mixed}| speed-up | 1 to 1.2 times | 1.1 times | yes |\n| its loss | lower | higher | no |"
 
 
 @pytest.fixture

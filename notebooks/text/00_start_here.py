@@ -107,7 +107,8 @@ lesson.figure("The images are those that `shard` picks. Both ranks use the same 
 # [01](01_measure.ipynb) you remove that line, and compare fairly.
 #
 # **Predict**: two ranks train how many times as fast as one process, on this machine? Write the number down *before*
-# you run the next cells. A wrong prediction is fine: you learn from the gap.
+# you run the next cells, or a range, such as `(1.2, 1.6)`. A wrong prediction is fine: you learn from the gap. At its
+# end each lesson lists what you predicted, and what came.
 
 # %%
 my_speedup = None  # times as fast
@@ -145,7 +146,7 @@ lesson.figure("Left: after each epoch both runs have the same loss. "
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 one_ms, many_ms = (table["ms"][1:].median() for table in (one, many))
-lesson.predicted(my_speedup, one_ms / many_ms, "times as fast")
+lesson.predicted(my_speedup, one_ms / many_ms, "times as fast", what="speed-up of two ranks")
 lesson.table([{"run": name, "ms per update": f"{ms:.1f}", "speed-up": f"{one_ms / ms:.2f}"}
               for name, ms in (("one process", one_ms), (f"{ranks} ranks", many_ms))])
 lesson.verdict(f"Each rank has a core of its own: {ranks} would be the ideal speed-up."
@@ -206,7 +207,11 @@ Path("mine/hello_train.py").write_text(program.replace(place, place + hello))
 # %% [markdown]
 # The hellos come in any order, since nobody waits for anybody. The lines after them come once: in `train.py`, too,
 # `if rank == 0` decides who prints. Open `mine/train.py` in the file browser, and find that line.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. `torchrun --nproc_per_node=2 mine/train.py` starts the same file twice, and each process knows its rank.

@@ -248,7 +248,7 @@ seconds = take_rounds(programs, rounds, partial(now, device))
 ratios = {name: compare.ratio(seconds["as it is"], seconds[name]) for name in list(seconds)[1:]}
 faster = [name for name in ("fused", "channels_last")
           if ratios[name].significant and ratios[name].low > 1]
-lesson.predicted(my_faster, "both" if len(faster) == 2 else (faster or ["none"])[0])
+lesson.predicted(my_faster, "both" if len(faster) == 2 else (faster or ["none"])[0], what="which program is faster")
 lesson.table([{"program": name, "median, ms per step": f"{1000 * median(of) / calls:.2f}",
                "speed-up over *as it is*": str(ratios.get(name, 1))} for name, of in seconds.items()])
 
@@ -371,8 +371,8 @@ with taking_turns(commands, images=960) as programs:
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 against = {name: compare.ratio(seconds["one process"], seconds[name])
            for name in ("changed", "two ranks")}
-lesson.predicted(my_all_cores, against["changed"].median, "times as fast")
-lesson.predicted(my_two_ranks, against["two ranks"].median, "times as fast")
+lesson.predicted(my_all_cores, against["changed"].median, "times as fast", what="one process, all cores")
+lesson.predicted(my_two_ranks, against["two ranks"].median, "times as fast", what="two ranks")
 lesson.table([{"program": name, "median, ms per 960 images": f"{1000 * median(seconds[name]):.0f}",
                "speed-up over one process": str(against.get(name, 1))} for name in seconds])
 fair = compare.ratio(seconds["changed"], seconds["two ranks"])
@@ -411,7 +411,11 @@ lesson.verdict(f"Speed-up of two ranks over the changed program: {fair}.")
 #   1.46, however good the model is.
 #
 # </details>
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. Leave out the warm-up, wait for the device before you look at the clock, and take the median.

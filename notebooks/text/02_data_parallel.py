@@ -97,7 +97,7 @@ rows = []
 for size in (64, 10, 5, 3, 1):
     sizes = [len(piece) for piece in torch.empty(size, 40).chunk(4)]
     rows.append({"batch": size, "rows on each of 4 devices": sizes + [0] * (4 - len(sizes))})
-lesson.predicted(my_pieces, rows[2]["rows on each of 4 devices"])
+lesson.predicted(my_pieces, rows[2]["rows on each of 4 devices"], what="rows on each device")
 lesson.table(rows)
 
 
@@ -193,7 +193,7 @@ class Counting(nn.Module):
 
 counting = Counting()
 function(counting, batch, labels, 4)
-lesson.predicted(my_calls, counting.calls)
+lesson.predicted(my_calls, counting.calls, what="calls counted")
 
 # %% [markdown]
 # **A replica lives for one step.** Each one counted its own call, and was thrown away. `DataParallel` makes an
@@ -310,7 +310,11 @@ lesson.table([{"input": kind, "value": value, "device 0 gets": first[kind], "dev
 #   compares it with DDP.
 #
 # [rules]: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. `DataParallel` is one process. In each step it scatters the batch, replicates the model, applies the replicas in

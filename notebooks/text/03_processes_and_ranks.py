@@ -120,7 +120,7 @@ nodes = pd.DataFrame([map(int, re.findall(r"\d+", line)) for line in lines],
 show.ranks_map(nodes)
 lesson.figure("Each box is a process, each frame a node. The rank counts on from one node to the next. "
               "The local rank begins again at 0.")
-lesson.predicted(my_rank, int(nodes.query("group_rank == 1 and local_rank == 1")["rank"].item()))
+lesson.predicted(my_rank, int(nodes.query("group_rank == 1 and local_rank == 1")["rank"].item()), what="the rank")
 
 # %% [markdown]
 # torchrun fills one node after the other. Every node has a local rank 0, and the job has one rank 0.
@@ -204,7 +204,7 @@ my_minutes = None  # minutes
 
 # %%
 default = dist.distributed_c10d.default_pg_timeout.total_seconds()
-lesson.predicted(my_minutes, default / 60, "minutes")
+lesson.predicted(my_minutes, default / 60, "minutes", what="how long a rank waits")
 
 # %% [markdown]
 # On a cluster that you pay for by the hour you want another bound.
@@ -305,7 +305,7 @@ jobs["torchrun"] = ("results/live/03_torchrun", begun, time.time())
 show.milestones(jobs)
 lesson.figure("Two jobs in which rank 1 stays away from the second all-reduce. Rank 0 waits until the timeout, and gives "
               "up. When its process has ended, the launcher ends rank 1, which would have gone on.")
-lesson.predicted(my_listener, show.listener(jobs["torchrun"][0]))
+lesson.predicted(my_listener, show.listener(jobs["torchrun"][0]), what="who listens")
 
 # %% [markdown]
 # Read rank 0's row from left to right: the process starts, meets the other, takes part in the first all-reduce, and
@@ -383,7 +383,11 @@ print("only with torchrun:", ", ".join(sorted(set(theirs) - set(yours))))
 # - The course's [`main.py`](../main.py) does all of this in [`launch.py`](../trainer/launch.py).
 #
 # [init]: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. **Rank** is a process's number in the job, **local rank** its number on the node. The launcher writes both into the

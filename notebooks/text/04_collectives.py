@@ -115,7 +115,7 @@ my_rounds = None  # a whole number
 
 # %%
 fewest = math.ceil(math.log2(8))  # a round at most doubles the ranks that have the tensor
-lesson.predicted(my_rounds, fewest, "rounds")
+lesson.predicted(my_rounds, fewest, "rounds", what="rounds of a broadcast")
 lesson.code(solution.broadcast)
 
 # %% [markdown]
@@ -195,7 +195,7 @@ lesson.figure("The chunks with all colours travel on. After the last step each r
 
 # %%
 steps, chunks = len(demo["ring"]) - 1, len(demo["ring"][0]["cells"][0])
-lesson.predicted(my_times, steps / chunks, "times its tensor")
+lesson.predicted(my_times, steps / chunks, "times its tensor", what="bytes of a ring")
 
 # %% [markdown]
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
@@ -302,8 +302,8 @@ if why := dial.missing():
 source = "recorded" if why else "live"
 race = json.loads(Path("results/recorded/lessons" if why else "results/live", "04_race.json").read_text())
 cards = json.loads(Path("results/recorded/dial/cards.json").read_text())
-lesson.predicted(my_cables, show.fastest(show.seconds_of(race, show.middle(race))))
-lesson.predicted(my_cards, show.fastest(show.with_cards(cards)))
+lesson.predicted(my_cables, show.fastest(show.seconds_of(race, show.middle(race))), what="fastest, a cable per pair")
+lesson.predicted(my_cards, show.fastest(show.with_cards(cards)), what="fastest, a card per host")
 lesson.table(show.race_table(race))
 show.networks(race, cards, source)
 lesson.figure("The same message on three networks. Beside each bar its median, in milliseconds. The cards are recorded, "
@@ -403,7 +403,7 @@ my_pieces = None  # a list of numbers, one for each rank
 
 # %%
 lesson.code(collectives.all_to_all)
-lesson.predicted(my_pieces, demo["all_to_all"][1][1])
+lesson.predicted(my_pieces, demo["all_to_all"][1][1], what="after all_to_all")
 show.before_after(demo, "all_to_all")
 lesson.figure("Read each side as a table: the rows before are the columns after.")
 
@@ -492,6 +492,9 @@ with messages.recorded() as events:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.verdict(show.ring_verdict(race))
+
+# %%
+lesson.predictions()
 
 # %% [markdown]
 # ## What to remember

@@ -169,7 +169,7 @@ if rank == 0:
     print(f"shard of your program ({whose}):", dealt)
 
 # %%
-lesson.predicted(my_unseen, 1000 * (1 - 1 / ranks) ** ranks, "images, on average")
+lesson.predicted(my_unseen, 1000 * (1 - 1 / ranks) ** ranks, "images, on average", what="images never drawn")
 
 # %% [markdown]
 # Rank 0 prints how many images no rank sees, how many one rank sees, and so on. With seeds of their own the ranks miss
@@ -233,7 +233,8 @@ my_seen = None  # different items
 called = {epoch: dealt(20, 2, epoch) for epoch in range(6)}
 samplers = [DistributedSampler(range(20), 2, rank) for rank in range(2)]
 forgotten = {epoch: [list(sampler) for sampler in samplers] for epoch in range(6)}
-lesson.predicted(my_seen, len(set().union(*(of_ranks[0] for of_ranks in forgotten.values()))), "items")
+lesson.predicted(my_seen, len(set().union(*(of_ranks[0] for of_ranks in forgotten.values()))), "items",
+                 what="items seen without set_epoch")
 
 # %%
 show.sampler_map(called, 20, title="set_epoch called")
@@ -330,7 +331,7 @@ my_worst = None  # [ranks that repeat most, ranks that leave out most]
 repeated = {r: sum(map(len, dealt(21, r))) - 21 for r in range(2, 9)}
 left_out = {r: 21 - sum(map(len, dealt(21, r, drop_last=True))) for r in range(2, 9)}
 worst = [max(counts, key=counts.get) for counts in (repeated, left_out)]
-lesson.predicted(my_worst, worst, "ranks")
+lesson.predicted(my_worst, worst, "ranks", what="ranks that repeat, and leave out, most")
 
 # %% [markdown]
 # Can you change your `shard` so that it pads? Try it on simulated ranks. The page gives you the result as a file for
@@ -447,7 +448,8 @@ if rank == 0:
 
 # %%
 counted = json.loads(Path("results/live/05_accuracies.json").read_text())
-lesson.predicted(my_spread, 100 * (max(counted["own"]) - min(counted["own"])), "points")
+lesson.predicted(my_spread, 100 * (max(counted["own"]) - min(counted["own"])), "points",
+                 what="spread of eight accuracies")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.accuracies(counted)
@@ -510,7 +512,11 @@ lesson.table(show.same_training(answers))
 # - Ask for the rank in `__init__`, which runs in the rank. A worker that is not forked is in no process group.
 # - A reader still goes through the whole source. If that costs too much, deal file names in place of items.
 # - A stream has no shuffle. Keep a buffer of items and draw from it at random, from a seed with the epoch in it.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. All ranks shuffle all items from one seed, and take strides. Another epoch needs another seed: `set_epoch`.

@@ -126,7 +126,7 @@ my_weights = None  # "the same" or "not the same"
 few = f"--images {192 * updates} --batch 192"
 alone, step_1 = one_process.compare(check.same_weights.program(), few.split(), [ranks], updates)
 print(step_1)
-lesson.predicted(my_weights, "the same" if step_1.one_model else "not the same")
+lesson.predicted(my_weights, "the same" if step_1.one_model else "not the same", what="weights after step 1")
 
 
 # %% [markdown]
@@ -174,7 +174,7 @@ show.proof({f"step 1 ({check.same_weights.whose})": (alone, step_1),
             f"step 2 ({check.mean_gradients.whose})": (alone, step_2)})
 lesson.figure("The norm of the difference of all weights, relative to their norm. After step 1 each rank goes its own "
               "way. After step 2 the ranks stay with one process.")
-lesson.predicted(my_distance, show.how_far(alone, step_2))
+lesson.predicted(my_distance, show.how_far(alone, step_2), what="distance from one process")
 
 # %% [markdown]
 # The comparison runs in float64, which has about 16 digits. The ranks add the same numbers in a different order, so the
@@ -344,7 +344,7 @@ ladder = json.loads(Path(f"{folder}/06_ladder.json").read_text())
 show.ladder(ladder)
 lesson.figure("Medians. Orange is what the update takes longer than without communication: the ranks wait for it."
               + (" Recorded." if why else ""))
-lesson.predicted(my_networks, show.where_faster(ladder, "step 4", "step 3"))
+lesson.predicted(my_networks, show.where_faster(ladder, "step 4", "step 3"), what="networks on which overlap gains")
 lesson.table(show.table(ladder))
 lesson.table(show.claims(ladder))
 
@@ -449,7 +449,11 @@ if parts == "ours":
 #   buckets and overlap ([Li et al., VLDB 2020](https://arxiv.org/abs/2006.15704)).
 #
 # </details>
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. Same first weights and the same mean gradient on every rank: so all ranks take the same step, and stay one model.
