@@ -10,12 +10,16 @@ from course.lesson import some
 HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
 READ_AS = {"string": str, "Int64": int, "float64": float, "boolean": {"true": True, "false": False}.__getitem__}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-STAMP = re.compile(r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z ")  # of a hosted CI, before all that follows
+# Of a collector of logs, or a hosted CI: a time, and a level or a host, where a rank stands behind it
+STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]"
+                   r"(?:[^\n\[:]*?(?=\[rank\d+\]))?")
 PREFIX = re.compile("|".join((  # of launchers, alone or one after the other; the group is the rank
-    r"\s*\[[A-Za-z]*([0-9]+)\]:?[ \t]*",  # [default0]: (torchrun --tee), [0] (MPICH -l)
-    r"\s*([0-9]+):[ \t]+",  # 0: (srun --label)
-    r"\s*\[(?:[\w.-]+@)?[0-9]+,(?:mpirank:)?([0-9]+)(?:,[\w-]+)?\]<std(?:out|err)>:[ \t]*",  # [1,0]<stdout>: (Open MPI)
+    r"[ \t]*\[[A-Za-z]*([0-9]+)\]:?[ \t]*",  # [default0]: (torchrun --tee), [rank0]: (a traceback), [0] (MPICH -l)
+    r"[ \t]*([0-9]+):[ \t]+",  # 0: (srun --label)
+    # [1,0]<stdout>: (Open MPI)
+    r"[ \t]*\[(?:[\w.-]+@)?[0-9]+,(?:mpirank:)?([0-9]+)(?:,[\w-]+)?\]<std(?:out|err)>:[ \t]*",
 )))
+BEFORE = re.compile(f"(?m)^(?:{COLOUR.pattern}|{STAMP.pattern}|{PREFIX.pattern})+")
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|nan|inf)"
 # The text behind a number shows that it was written to its end: a unit, a comma, or the line's end.
 FIELD = re.compile(rf",[ \t]+([A-Za-z][A-Za-z /]*?)[ \t]*:[ \t]*({NUMBER})(?:s(?=Epoch:|\W|\Z)|(?=[,\s]))")
@@ -23,9 +27,15 @@ NAMES = {"loss": "loss", "acc": "accuracy", "time cost": "seconds", "val loss": 
          "images/s": "images_per_second"}
 
 
+def without_prefixes(text: str) -> str:
+    """The text without what stands in front of its lines: colours, times, ranks."""
+    return BEFORE.sub("", text)
+
+
 def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     """(the fields of the run, {epoch: the numbers of its line}) of console text; doubts are added to `notes`."""
-    info, body = _header(STAMP.sub("", COLOUR.sub("", text)).replace("\r\n", "\n").replace("\r", "\n"))
+    text = re.sub(f"(?m)^{STAMP.pattern}", "", COLOUR.sub("", text))
+    info, body = _header(text.replace("\r\n", "\n").replace("\r", "\n"))
     printed = []  # (rank or None, row), as they stand in the file
     for line in body.splitlines(keepends=True):
         for piece in re.split("(?<=Epoch:)", line)[1:]:  # each with the text behind it, which shows that it is whole

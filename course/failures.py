@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from course import processes
+from course import console, processes
 
 # What a launcher's output holds -> cause and cure. The first that is found counts: the particular stand first.
 CAUSES = {
@@ -52,14 +52,9 @@ CAUSES = {
         "torch.distributed.elastic.multiprocessing.errors on its main function would bring the traceback here",
 }
 
-# What collectors of logs put in front of a line: colours, a time with a level or a host behind it, the rank.
-PREFIX = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?"
-                    r"[ \t](?:[^\n\[:]*?(?=\[rank\d+\]))?|\[(?:\d+,\d+|default\d+)\](?:<\w+>)?:[ ]?|\[rank\d+\]:[ ])+")
-
-
 def explain(output: str) -> tuple[str, str] | None:
     """(the line that shows the cause, cause and cure) of a failed run's output; None where the cause is not known."""
-    output = PREFIX.sub("", output)
+    output = console.without_prefixes(output)
     output = re.sub(r"\[[^\s\]]*/\S+:\d+\] ", "", output)  # without places in gloo's source
     root_cause = output.partition("Root Cause")[2]  # torchrun knows which rank failed first; the others' errors follow
     for pattern, meaning in CAUSES.items():
@@ -74,8 +69,8 @@ class Trouble(RuntimeError):
     """A wait was in vain. One line says who waited for what."""
 
 
-def last_words(console: Path) -> str:
+def last_words(file: Path) -> str:
     """Why a program failed, in one line, from the file of what it said."""
-    output = processes.without_folders(console.read_text())
+    output = processes.without_folders(file.read_text())
     explained = explain(output)
     return explained[1] if explained else (output.splitlines() or ["it said nothing"])[-1]

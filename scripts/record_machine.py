@@ -1,6 +1,6 @@
 """Records what this machine does in results/recorded/NAME/, with a README. scripts/record starts it.
 
-The tests marked gpu, the main.py commands of lesson 08 with its measured ceiling, and a short benchmark. All of it, or
+The tests marked gpu, the main.py commands of lesson 08 with its three losses, and a short benchmark. All of it, or
 nothing: a run that fails ends this program. (Tests may fail: the recording then says which.)
 
 Exit status: 0 recorded, 1 a run failed, 2 bad input, 130 stopped by Ctrl-C.
@@ -42,8 +42,8 @@ def commands(folder, quick):
     return {
         "tests": f"python -m pytest -m gpu -q -rA --tb=line -p no:cacheprovider {' '.join(tests)}",
         "1 rank": f"python {log}/1-rank.jsonl", **runs,
-        "ceiling": f"torchrun --nproc_per_node={ranks} scripts/measure/side_by_side.py "
-                   f"--rounds {1 if quick else 5} --out {folder}/ceiling.json",
+        "losses": f"torchrun --nproc_per_node={ranks} lessons/l08_performance/losses.py "
+                  f"--rounds {1 if quick else 7} --out {folder}/losses.json",
         "benchmark": f"python scripts/measure/benchmark.py {benchmark} --out {folder}/benchmark.json",
     }
 
@@ -105,7 +105,7 @@ The runs of lesson 08, LeNet on CIFAR-10 (or the synthetic set, as each log says
 | file | what it holds |
 |---|---|
 | `1-rank.jsonl`, `N-ranks.jsonl` | the run logs |
-| `ceiling.json` | what processes reach that never talk |
+| `losses.json` | images per second of one process, of processes that never communicate, and of DDP |
 | `benchmark.json`, `benchmark.out` | ratios of whole runs, with their median |
 | `gpu-tests.out` | each test marked `gpu`, and what became of it |
 

@@ -36,12 +36,13 @@ def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsy
     typed(monkeypatch, "my-box", "--quick")
     assert [path.name for path in recorded.iterdir()] == ["my-box"], "and nothing beside it"
     made = recorded / "my-box"
-    files = {"1-rank.jsonl", "2-ranks.jsonl", "ceiling.json", "benchmark.json", "benchmark.out", "gpu-tests.out"}
+    files = {"1-rank.jsonl", "2-ranks.jsonl", "losses.json", "benchmark.json", "benchmark.out", "gpu-tests.out"}
     assert {path.name for path in made.iterdir()} == files | {"README.md"}
     assert made.stat().st_mode == recorded.stat().st_mode, "others may read it"
     table = runs.speedup_table(runs.read_runs(made))
     assert list(table.world_size) == [1, 2]
-    assert json.loads((made / "ceiling.json").read_text())["ceilings"][0]["ranks"] == 2
+    speeds = json.loads((made / "losses.json").read_text())["speeds"]
+    assert [(each["way"], each["ranks"]) for each in speeds] == [("alone", 1), ("apart", 2), ("ddp", 2)]
     assert re.search(r"\d+ (skipped|passed)", (made / "gpu-tests.out").read_text())
     benchmark = json.loads((made / "benchmark.json").read_text())
     (figures,) = benchmark["rounds"]["epoch"]

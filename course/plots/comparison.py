@@ -62,10 +62,10 @@ def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, mine: float | None = None) -> Axes:
+def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes) -> Axes:
     """Speed-up against world size, and what of the ideal is lost to what.
 
-    `ceilings`: {ranks: what side_by_side.py wrote}, a line between them. `mine`: predicted for the most ranks.
+    `ceilings`: {ranks: its "ceiling", with the ends "low" and "high" of its interval}, a line between them.
     """
     runs = table.sort_values("world_size").astype({"world_size": float, "speedup": float})
     sizes, measured = runs["world_size"].to_numpy(), runs["speedup"].to_numpy()
@@ -84,11 +84,8 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, m
     ends = [(most, most, "ideal", GREY), (most, limit[-1], f"a device each: {limit[-1]:g}", "#000000"),
             (most, ceiling[-1], f"ceiling: {ceiling[-1]:.2f}", COLOURS[2]),
             (most, measured[-1], f"DDP: {measured[-1]:.2f}", COLOURS[0])]
-    if mine is not None:
-        ax.plot(most, mine, **line_style(3, "predicted") | {"markersize": 16})
-        ends.append((most, mine, f"you: {mine:g}", COLOURS[3]))
     ticks(ax, sizes)
-    ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", ylim=(0, 1.1 * max(most, mine or 0)))
+    ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", ylim=(0, 1.1 * most))
     head(ax, "Speed-up, and what it loses", table, columns=3,
          key={f"lost to {lost}": colour for lost, colour in LOST.items()})
     write_beside(ax, ends, BESIDE_AN_END)
