@@ -1,9 +1,8 @@
 """Why a launch failed: the cause that its console shows, and the cure."""
 
 import re
-from pathlib import Path
 
-from course import console, processes
+from course import console
 
 # What a launcher's output holds -> cause and cure. The first that is found counts: the particular stand first.
 CAUSES = {
@@ -63,14 +62,3 @@ def explain(output: str) -> tuple[str, str] | None:
                 groups = [group for group in match.groups() if group is not None]
                 return match[0].splitlines()[-1].strip(), meaning.format(None, *groups)
     return None
-
-
-class Trouble(RuntimeError):
-    """A wait was in vain. One line says who waited for what."""
-
-
-def last_words(file: Path) -> str:
-    """Why a program failed, in one line, from the file of what it said."""
-    output = processes.without_folders(file.read_text())
-    explained = explain(output)
-    return explained[1] if explained else (output.splitlines() or ["it said nothing"])[-1]
