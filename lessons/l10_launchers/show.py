@@ -30,6 +30,32 @@ def run(name: str, command: str, missing: str | None, keep: str = "epoch") -> tu
     return where(None, recorded), "\n".join(lines)
 
 
+MEETING = "has connected to|(?:group_rank|global_ranks|master_addr|master_port)="  # lines that meeting() reads
+CONNECTED = re.compile(r"(\w+): .*has connected to \[(\w+)\]:(\d+)")
+TOLD = re.compile(r"(\w+): .*\] +(\w+)=(.+)")
+
+
+def meeting(log: str) -> list[dict]:
+    """How the torchruns of several hosts met, and then their ranks: a row per event, in the order of the lines, from
+    what PyTorch logs with TORCH_CPP_LOG_LEVEL=INFO LOGLEVEL=INFO. (Its C++ and its Python stamp other times.)"""
+    told: dict[str, dict] = {}  # {host: what its torchrun has learned}
+    rows = []
+    for line in log.splitlines():
+        if told_line := TOLD.match(line):
+            host, name, value = told_line.groups()
+            facts = told.setdefault(host, {})
+            facts[name] = value
+            if name == "global_ranks":  # the last of them
+                rows.append((f"torchrun on {host}", f"learns that it is host number {facts['group_rank']}, its ranks "
+                             f"are {value}, and they meet at {facts['master_addr']}:{facts['master_port']}"))
+        elif connected := CONNECTED.match(line):
+            host, listens, port = connected.groups()
+            who = "a rank" if host in told else "torchrun"
+            listening = ", where it listens itself" if who == "torchrun" and host == listens else ""
+            rows.append((f"{who} on {host}", f"connects to {listens}:{port}{listening}"))
+    return [{"": number, "who": who, "what": what} for number, (who, what) in enumerate(rows, 1)]
+
+
 def mine_or_ours(exercise, file: str) -> tuple[str, str]:
     """(the learner's file, "your"), where the check has found it right; else (one with our solution, "our")."""
     if exercise.file:

@@ -80,3 +80,15 @@ def test_the_map_shows_what_the_ranks_reported():
     for report in reports:
         assert f"RANK={report['rank']['RANK']}\nLOCAL_RANK={report['rank']['LOCAL_RANK']}" in shown
     show.plt.close(ax.figure)
+
+
+def test_a_log_tells_who_listens_and_who_gets_which_ranks():
+    log = (runner.ROOT / show.RECORDED / "10_rendezvous.txt").read_text()
+    rows = [(row["who"], row["what"]) for row in show.meeting(log)]
+    assert rows[:3] == [("torchrun on node0", "connects to node0:29400, where it listens itself"),
+                        ("torchrun on node1", "connects to node0:29400"),
+                        ("torchrun on node0", "connects to node0:33303, where it listens itself")]
+    assert sorted(rows[3:5]) == [
+        (f"torchrun on node{host}", f"learns that it is host number {host}, its ranks are {ranks}, and they meet at "
+         "node0:33303") for host, ranks in ((0, "[0, 1]"), (1, "[2, 3]"))]
+    assert sorted(rows[5:]) == [(f"a rank on node{host}", "connects to node0:33303") for host in (0, 0, 1, 1)]

@@ -8,7 +8,7 @@
 #         epochs: 1
 #         several_hosts: false
 #       seconds: 25
-#     seconds: 85
+#     seconds: 95
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -69,7 +69,7 @@ alone = "torchrun --nproc_per_node=2 mine/train.py --images 768 --epochs 1"
 which, printed = show.run("alone", f"{hosts} '{alone}'", no_hosts)
 lesson.verdict(which)
 print(printed)
-lesson.predicted(my_lines, printed.count("epoch 0"), "lines")
+lesson.predicted(my_lines, printed.count("epoch 0"), "lines", what="lines of epoch 0")
 
 # %% [markdown]
 # Rank 0 prints, and each host has a rank 0. These are two trainings of two ranks, and each has taken all images. To
@@ -127,6 +127,23 @@ print(printed)
 # %% [markdown]
 # One line per epoch, from one rank 0. `train.py` needed no change: `join()` reads RANK, WORLD_SIZE, MASTER_ADDR and
 # MASTER_PORT, and the launcher has set all of them.
+#
+# ### Who listens, who connects
+#
+# The same line once more, and PyTorch logs what happens. Behind each port is a **store**, a small server that keeps names
+# and values: there the hosts count themselves, and later the ranks find each other's addresses.
+
+# %%
+logged = "TORCH_CPP_LOG_LEVEL=INFO LOGLEVEL=INFO"
+which, printed = show.run("rendezvous", f"{hosts} '{logged} bash {line} --images 768 --epochs 1'", no_hosts,
+                          keep=show.MEETING)
+lesson.verdict(which)
+lesson.table(show.meeting(printed))
+
+# %% [markdown]
+# Nobody was told who comes first. The torchrun whose host is that of the endpoint opens the store there. All torchruns,
+# itself too, connect to it. When as many are there as `--nnodes` says, each gets a number, and from it the numbers of its
+# ranks. The host with number 0 opens a second store for the ranks, at a free port, and passes it on.
 #
 # Between real machines two more things go wrong.
 #
@@ -196,7 +213,7 @@ no_slurm = no_hosts or slurm.missing()
 job, whose = show.mine_or_ours(check.job, "mine/job.sbatch")
 which, reports = show.reports_of(job, check.by_slurm, no_slurm)
 lesson.verdict(f"{which} It is {whose} file.")
-lesson.predicted(my_facts, len(set(FIVE) & set(reports[0]["launcher"])), "of five")
+lesson.predicted(my_facts, len(set(FIVE) & set(reports[0]["launcher"])), "of five", what="facts that srun tells")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.map_of(reports)
@@ -372,7 +389,11 @@ if __name__ == "__main__":
 #
 # [Other launchers](../site/pages/launchers.md), Ray, Kubernetes, SkyPilot and MPI among them, stand in one table, with
 # what was run here and what was not.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. The same torchrun line on every host: so many nodes, so many ranks on each, one endpoint for all.
