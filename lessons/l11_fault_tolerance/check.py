@@ -429,6 +429,8 @@ def measure_fewer(made, context):
                                 world_size=count, timeout=timedelta(seconds=context.timeout))
         context.gather(f"met {count}", True)
         other = Training(made, context, 2)
+        torch.manual_seed(context.rank)  # as train.py does when it starts
+        fresh = other.now()["rng"]
         try:
             _, _, losses = other.kept.restore()
         except (IndexError, KeyError) as error:
@@ -437,7 +439,8 @@ def measure_fewer(made, context):
         loss = torch.stack(list(losses)).mean() if len(losses) else torch.zeros((), dtype=torch.float64)
         dist.all_reduce(loss)
         found = other.now()
-        measured[str(count)] = {"weights": found["weights"], "loss": loss.item() / count, "rng": found["rng"]}
+        measured[str(count)] = {"weights": found["weights"], "loss": loss.item() / count, "rng": found["rng"],
+                                "again": found["rng"] == fresh}
     return measured
 
 
@@ -459,6 +462,8 @@ def measure_fewer(made, context):
             {".mean(0)": ".sum(0)"}),
         "All ranks draw the same numbers now. Let the seed depend on the rank.": kept(
             {"hash((epoch, step, rank))": "hash((epoch, step))"}),
+        "A new process begins with the numbers of the first update, which the training has used. Seed it anew, "
+        "differently in each epoch and step.": kept({"torch.manual_seed(hash((epoch, step, rank)))": "pass"}),
     },
     ranks=OLD_RANKS,
 )
@@ -473,6 +478,8 @@ def resized(ranks):
                    f"{of_ranks[0]['loss']:.4f}, and it was {ranks[0]['before']:.4f}.")
         streams = len({each["rng"] for each in of_ranks})
         yield Case(streams, count, f"{where} the ranks draw {streams} different series of random numbers.")
+        again = [rank for rank, each in enumerate(of_ranks) if each["again"]]
+        yield Case(again, [], f"{where} ranks {again} draw the numbers with which train.py has started.")
 
 
 # ---------------------------------------------------------------------------------------------- a sharded checkpoint

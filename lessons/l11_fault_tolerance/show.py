@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from course.plots.labels import BESIDE_A_POINT, write_beside
-from course.plots.style import COLOURS, LINES, PALE, bare, head, line_key, name_rows, stacked, write_in
+from course.plots.style import COLOURS, LINES, PALE, bare, head, line_key, name_rows, stacked, ticks, write_in
 from course.predict.checkpoints import drawn, lost
 
 SHARES = {"writing": COLOURS[0], "work made again": COLOURS[1], "restarts": COLOURS[3]}
@@ -64,25 +64,25 @@ def numbers(line: str) -> tuple[str, str]:
 
 def differences(results: dict) -> dict[str, list[str]]:
     """{item: what differs without it}: the loss of the epoch in which the training went on, the last loss, the last
-    accuracy, the weights; "the same" where it does not. `results`: of take_out.py."""
+    accuracy, the largest difference of a weight; "the same" where nothing does. `results`: of take_out.py."""
     whole, rows = results["nothing"]["lines"], {}
     for item in NAMES:
         lines = results[item]["lines"]
         pairs = [(numbers(lines[-len(whole)])[0], numbers(whole[0])[0]),
                  *zip(numbers(lines[-1]), numbers(whole[-1]), strict=True)]
-        rows[item] = ["the same" if mine == right else f"{mine} for {right}" for mine, right in pairs]
+        rows[item] = ["the same" if mine == right else f"{mine}, not {right}" for mine, right in pairs]
         off = results[item]["weights"]
-        rows[item].append(f"off by {off:.2g}" if off else "the same bits")
+        rows[item].append(f"{off:.2g}" if off else "0: the same bits")
     return rows
 
 
 def missing(results: dict):
     """A row for each item of a checkpoint; its cells say what differs in a training that went on without it."""
     rows, ax = differences(results), plt.subplots(figsize=(15, 7))[1]
-    columns = ["loss of the epoch\nthat goes on", "last loss", "last accuracy", "weights\nat the end"]
+    columns = ["loss of the epoch\nthat goes on", "last loss", "last accuracy", "largest difference\nof a weight"]
     for y, cells in enumerate(rows.values()):
         for x, cell in enumerate(cells):
-            colour = PALE if cell.startswith("the same") else COLOURS[1]
+            colour = PALE if "the same" in cell else COLOURS[1]
             ax.barh(y, 0.96, left=x - 0.48, height=0.86, color=colour)
             write_in(ax, x, y, cell, colour, fontsize=15)
     bare(ax)
@@ -128,15 +128,17 @@ def interval(write, between, restart, chosen, whose):
     share = 100 * drawn(chosen, write, between, restart)
     ax.plot(chosen / 60, share, "D", color=COLOURS[2], markersize=16)
     ax.set(xscale="log", yscale="log", xlabel="minutes between two checkpoints", ylabel="time that is lost (%)")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter("{x:g}")
+    ticks(ax, (2, 5, 10, 20, 50, 100))
+    ax.set_yticks((1, 2, 5, 10, 20, 50))
+    ax.yaxis.set_major_formatter("{x:g}")
     head(ax, f"A write of {write:.0f} s, a restart of {restart:.0f} s, a failure every {between / 3600:.2g} h",
          columns=2, key=[
              line_key("predicted: all three together", linestyle=":", color="black", linewidth=5),
              line_key("simulated: 5,000 failures", linestyle="", marker="D", markerfacecolor="white",
                       color=COLOURS[2])])
-    write_beside(ax, [*ends, (chosen / 60, share, f"{whose} formula: every {chosen / 60:.0f} min", COLOURS[2])],
-                 BESIDE_A_POINT)
+    write_beside(ax, ends, BESIDE_A_POINT)
+    write_beside(ax, [(chosen / 60, share, f"{whose} formula: every {chosen / 60:.0f} min", COLOURS[2])],
+                 [(0, 50, "center", "bottom")])  # above the valley, which is full of marks
     return ax
 
 

@@ -74,7 +74,7 @@ def test_only_the_losses_may_be_missing_for_the_same_weights(tmp_path):
     assert list(results) == list(take_out.ITEMS)
     assert [item for item in results if not results[item]["weights"]] == ["nothing", "losses"]
     differ = show.differences(results)
-    assert differ["losses"][0] != "the same" and differ["losses"][1:] == ["the same", "the same", "the same bits"]
+    assert differ["losses"][0] != "the same" and differ["losses"][1:] == ["the same", "the same", "0: the same bits"]
 
 
 def test_a_table_of_four_ranks_is_read_by_two(tmp_path):

@@ -166,7 +166,8 @@ saving = f"{training} --checkpoint {files}_kept.pt"
 
 # %%
 whole, resumed = (torch.load(f"{files}_{name}.pt") for name in ("whole", "resumed"))
-lesson.predicted(my_difference, max((whole[name] - resumed[name]).abs().max().item() for name in whole))
+lesson.predicted(my_difference, max((whole[name] - resumed[name]).abs().max().item() for name in whole),
+                 what="difference after the kill")
 print("the same bits:", all(torch.equal(whole[name], resumed[name]) for name in whole))
 
 # %% [markdown]
@@ -192,7 +193,8 @@ my_item = None  # "model", "optimizer", "scheduler", "epoch", "step", "losses" o
 
 # %%
 results = json.loads(Path(f"{files}_taken_out.json").read_text())
-lesson.predicted(my_item, " and ".join(item for item in show.NAMES if not results[item]["weights"]))
+lesson.predicted(my_item, " and ".join(item for item in show.NAMES if not results[item]["weights"]),
+                 what="the item that may be missing")
 show.missing(results)
 lesson.figure("Each row is a training that went on from the same file, with one item missing. Pale cells are those of "
               "the undisturbed training.")
@@ -219,7 +221,7 @@ my_seconds = None  # seconds, all together
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 log = show.events(f"{files}_kill.jsonl")
 parts = show.cost(log, total)
-lesson.predicted(my_seconds, sum(parts.values()), "s")
+lesson.predicted(my_seconds, sum(parts.values()), "s", what="what a kill costs")
 show.bar(parts)
 lesson.figure("From the signal until the last lost update was made again. The other rank notices by its closed "
               "connection. Most of the time the new processes import PyTorch, read the data, and make their first "
@@ -275,7 +277,7 @@ check.interval(my_interval)
 
 # %%
 interval, whose = check.interval.or_ours(my_interval)
-lesson.predicted(my_minutes, interval(write, between) / 60, "min")
+lesson.predicted(my_minutes, interval(write, between) / 60, "min", what="the best interval")
 show.interval(write, between, restart, interval(write, between), whose)
 lesson.figure("Short intervals lose time by writing, long ones by work made again. The filled diamond is the formula's. "
               "The failures are synthetic, drawn at Meta's rate.")
@@ -350,7 +352,7 @@ my_again = None  # updates
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 both = show.events(f"{files}_stop.jsonl") + show.events(f"{files}_after.jsonl")
 stopped = torch.load(f"{files}_stopped.pt")
-lesson.predicted(my_again, show.again(both, total), "updates")
+lesson.predicted(my_again, show.again(both, total), "updates", what="updates made again")
 print("the same bits as undisturbed:", all(torch.equal(whole[name], stopped[name]) for name in whole))
 
 # %% [markdown]
@@ -474,7 +476,11 @@ lesson.table(show.without_a_group(recorded, heartbeat=1.5))
 # GPUs](https://clockwork.io/blog/keeping-distributed-training-running-through-failures) with a failure every 45 to 75
 # minutes, 3,000 steps took 818 minutes with restarts from checkpoints and 930 with torchft. The vendor sells a third way,
 # which took 405.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. When a rank dies, `torchrun` starts all ranks again. A checkpoint that holds everything, and is whole at every moment,
