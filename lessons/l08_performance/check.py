@@ -1,5 +1,6 @@
 """Exercises of lesson 08: a speed-up from two logs, the rank that is slow, the times of a message and of a step."""
 
+import math
 import random
 import statistics
 from functools import partial
@@ -55,6 +56,13 @@ def pairs_of_runs():
             partial(compared, lambda log: statistics.median(timed_epochs(log, "images_per_second", first=0))),
         "One epoch was disturbed, and the mean follows it. The median does not.":
             partial(compared, lambda log: statistics.mean(timed_epochs(log, "images_per_second"))),
+        "The first epoch warms up, and another one was disturbed: a mean of all epochs follows both. Leave the first "
+        "out, and take the median.":
+            partial(compared, lambda log: statistics.mean(timed_epochs(log, "images_per_second", first=0))),
+        "That is the fastest epoch, which chance has helped. A usual one is in the middle: the median.":
+            partial(compared, lambda log: max(timed_epochs(log, "images_per_second"))),
+        "That is the last epoch alone, and it may be the disturbed one. Take the median of all but the first.":
+            partial(compared, lambda log: timed_epochs(log, "images_per_second")[-1]),
         "These are seconds, and the two runs need not have equally many images in an epoch. Compare images per second.":
             partial(compared, lambda log: 1 / statistics.median(timed_epochs(log, "seconds"))),
         "The sum of the epochs holds the warm-up and the disturbed epoch, and the runs need not have equally many "
@@ -114,6 +122,8 @@ def computing(slow, ranks, steps=15):
     mistakes={
         "Another rank was disturbed in one step, and a mean follows that step. The median does not.":
             mistake(my_straggler, {"statistics.median(times)": "statistics.mean(times)"}),
+        "You added all steps up, the disturbed one too. A usual step is asked for: take the median of a rank's steps.":
+            mistake(my_straggler, {"statistics.median(times)": "sum(times)"}),
         "One step was disturbed, and the longest step finds only that. What does a rank take in a usual step?":
             mistake(my_straggler, {"statistics.median(times)": "max(times)"}),
         "The slow rank computes longest. Who computes least waits longest.":
@@ -135,7 +145,8 @@ def straggler(answer):
         right = my_straggler(steps)
         yield Case([int(result[0]), float(result[1])], list(right),
                    f"In a usual step the ranks compute for {usual} ms. You named rank {result[0]}, and "
-                   f"{1e3 * float(result[1]):.1f} ms; rank {right[0]} and {1e3 * right[1]:.1f} ms are right.")
+                   f"{1e3 * float(result[1]):.1f} ms; rank {right[0]} and {1e3 * right[1]:.1f} ms are right.",
+                   rel_tol=0.1)  # the median of differences will do, and the others' mean
 
 
 # Exercise 3: a message
@@ -143,6 +154,16 @@ def my_message(bytes, points):
     right = next((number for number, (size, _) in enumerate(points) if size >= bytes), len(points) - 1)
     (size, seconds), (other, longer) = points[max(0, right - 1)], points[max(1, right)]
     return seconds + (longer - seconds) / (other - size) * (bytes - size)
+
+
+def on_one_line(bytes, points):
+    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+    return intercept + slope * bytes
+
+
+def between_logarithms(whole, part, all):
+    """The factor by which a value grows that grows by `whole` when another grows by `all`, and that one by `part`."""
+    return whole ** (math.log(part) / math.log(all))
 
 
 @exercise(
@@ -157,6 +178,17 @@ def my_message(bytes, points):
         "You took the nearest measured message. Between two of them the time lies between.":
             mistake(my_message, {"return seconds +": "return min(points, key=lambda point: abs(point[0] - bytes))[1] +",
                                  "(longer - seconds)": "0"}),
+        "You took the next longer message. Between two of them the time lies between.":
+            mistake(my_message, {"return seconds +": "return longer +", "(longer - seconds)": "0"}),
+        "That is one straight line for all sizes. The points need not lie on one: where there are neighbours, go from "
+        "one to the next.": on_one_line,
+        "You went straight between the logarithms. α + β · bytes is straight in bytes and seconds.":
+            mistake(my_message, {"return seconds + (longer - seconds) / (other - size) * (bytes - size)":
+                                 "return seconds * between_logarithms(longer / seconds, bytes / size, other / size)"}),
+        "Beyond the last point you went on in proportion to the bytes. Go on as the last two points do: only what is "
+        "longer takes longer.":
+            mistake(my_message, {"return seconds +": "return points[-1][1] * bytes / points[-1][0] if bytes > "
+                                 "points[-1][0] else seconds +"}),
         "In proportion to the bytes even an empty message would take no time. What is it that each message pays?":
             mistake(my_message, {"return seconds + (longer - seconds) / (other - size) * (bytes - size)":
                                  "return seconds * bytes / size"}),
@@ -202,6 +234,10 @@ def predict(ready, backward, step, messages):
             mistake(predict, {"free = max(free, full) + seconds": "free = max(free, full + seconds)"}),
         "You added all messages to the step. Those that travel while backward computes cost nothing.":
             mistake(predict, {"max(0.0, free - backward)": "sum(messages)"}),
+        "The link may be free while the next bucket is not full yet. Then it waits for the gradients.":
+            mistake(predict, {"max(0.0, free - backward)": "max(0.0, ready[0] + sum(messages) - backward)"}),
+        "The update needs all gradients: it cannot hide a message. What lies behind backward's end is exposed.":
+            mistake(predict, {"max(0.0, free - backward)": "max(0.0, free - step)"}),
         "Where the messages have arrived before backward ends nothing is exposed. It cannot be less than 0.":
             mistake(predict, {"max(0.0, free - backward)": "free - backward"}),
         "You took the last bucket's message alone. An earlier one may hold the link for longer than backward.":

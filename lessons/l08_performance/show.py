@@ -147,6 +147,28 @@ def messages(points: list[tuple], given: list[tuple], seconds_of: Callable, whos
     return ax
 
 
+def steps(predict: Callable, seconds_of: Callable, corners: dict) -> Callable:
+    """A function (images per rank, rate, parts) that predicts (seconds of a step, seconds of exposed communication).
+
+    `predict` and `seconds_of` are those of the exercises. `corners` and `parts` are what step_map.py --parts wrote: its
+    smallest and its largest batch are two points of a line for computing, and its messages, by their bits / rate, are
+    the points for a message.
+    """
+    on_wire = sorted((8 * int(size) / bits(rate), median(seconds)) for rate, of_rate in corners["messages"].items()
+                     for size, seconds in of_rate.items())
+    sizes = min(map(int, corners["computing"])), max(map(int, corners["computing"]))
+
+    def step_of(batch: int, rate: str, parts: dict) -> tuple[float, float]:
+        first, last = ([median(moments) for moments in zip(*parts["computing"][str(each)], strict=True)]
+                       for each in sizes)  # buckets full, backward's end, the step's
+        *ready, backward, step = (seconds_of(batch, [(sizes[0], each), (sizes[1], other)])
+                                  for each, other in zip(first, last, strict=True))
+        return predict(ready, backward, step,
+                       [seconds_of(8 * size / bits(rate), on_wire) for size in corners["buckets"]])
+
+    return step_of
+
+
 def the_map(batches: list[int], rates: list[str], predicted: dict, measured: dict, corners: list) -> list[Axes]:
     """Two maps of batch × rate: predicted and measured milliseconds, {(batch, rate): seconds}; and the error."""
     axes = plt.subplots(1, 3, figsize=(19, 1.6 + 1.1 * len(batches)), sharey=True)[1]

@@ -56,6 +56,14 @@ def test_a_bucket_waits_for_its_gradients_and_for_the_link():
     assert check.predict([4, 7, 10], 10, 11, [1, 1, 0]) == (11, 0)
 
 
+def test_a_step_is_predicted_from_the_parts_of_two_batches():
+    corners = {"computing": {"30": [[3, 4, 5]], "10": [[1, 2, 3]]}, "buckets": [2_000_000],
+               "messages": {"8mbit": {"1000000": [1.0], "3000000": [3.0]}}}
+    step_of = show.steps(check.predict, check.my_message, corners)
+    assert step_of(20, "8mbit", corners) == (5, 1)  # full after 2 s, 2 s on the wire, backward ends after 3
+    assert step_of(20, "16mbit", corners) == (4, 0)
+
+
 def test_the_straggler_of_a_film_computes_longest():
     spans = [{"lane": "compute", "step": step, "rank": rank, "d": d} for step in range(3)
              for rank, d in ((1, 9e4), (0, 1e4), (0, 2e4))] + [{"lane": "wait", "step": 0, "rank": 0, "d": 9e9}]

@@ -47,7 +47,6 @@ import pandas as pd
 import torch
 
 from course import dial, plots, runs
-from course.dial import bits
 from lessons.l08_performance import check, show
 from trainer import data, launch, models
 
@@ -149,9 +148,9 @@ print(f"by {whose} function: speed-up {speedup:.2f}, efficiency {efficiency:.0%}
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 both = runs.read_runs(logs)
 one_loss, eight_loss = both.groupby("label", sort=False)["loss"].last()
-lesson.predicted(my_times, speedup, "times")
+lesson.predicted(my_times, speedup, "times", what="speed of eight ranks")
 lesson.predicted(my_loss, "equal" if abs(eight_loss / one_loss - 1) < 0.01
-                 else "higher" if eight_loss > one_loss else "lower")
+                 else "higher" if eight_loss > one_loss else "lower", what="their loss")
 left, right = plt.subplots(1, 2, figsize=(18, 6.5))[1]
 plots.loss_by_epoch(both, left)
 plots.loss_by_time(both, right)
@@ -224,7 +223,7 @@ speeds = json.loads(Path("results/live/08_losses.json").read_text())["speeds"]
 measured = show.compared(speeds)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_ceiling, measured[8][0].median, "times")
+lesson.predicted(my_ceiling, measured[8][0].median, "times", what="ceiling of eight processes")
 table = pd.DataFrame([{"world_size": 1, "speedup": 1.0}, *(
     {"world_size": ranks, "speedup": of_ddp.median} for ranks, (_, of_ddp) in measured.items())])
 plots.under_ceiling(table, {ranks: {"ceiling": ceiling.median, "low": ceiling.low, "high": ceiling.high}
@@ -319,7 +318,7 @@ by_batch = show.by_batch(speeds)
 paying = show.paying(by_batch, wanted=1.7)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_batch, paying if by_batch[paying].median >= 1.7 else "none of these")
+lesson.predicted(my_batch, paying if by_batch[paying].median >= 1.7 else "none of these", what="batch for 1.7 times")
 show.speedups(by_batch, wanted=1.7)
 lesson.figure("The larger the batch, the more the second rank gains. The batch that is named is the first whose "
               "median reaches 1.7; the interval of the one before may hold 1.7, too.")
@@ -424,7 +423,8 @@ check.step("mine/predict.py")
 #
 # Steps of `train.py`'s model on two ranks, with several batches and on several networks. **Four cells**, the corners,
 # are measured with their parts: when the buckets are full where nothing is sent, and how long messages take where
-# nothing is computed. Everything else is predicted by `predict`, before it is measured.
+# nothing is computed. Everything else is predicted by `predict`, before it is measured: computing lies on the line
+# through the smallest and the largest batch, and a message on that through its neighbours, by its time on the wire.
 
 # %%
 sizes, networks = [int(batch) for batch in map_batches.split()], map_rates.split()
@@ -442,19 +442,7 @@ program = f"{run} torchrun --nproc_per_node=2 lessons/l08_performance/step_map.p
 # %%
 corner = read("corners")
 predict, whose = check.step.or_ours("mine/predict.py")
-on_wire = sorted((8 * int(size) / bits(rate), median(seconds)) for rate, of_rate in corner["messages"].items()
-                 for size, seconds in of_rate.items())  # a message's bits / rate, and what it took
-
-
-def step_of(batch, rate, parts):
-    """Seconds of a step, predicted: computing on the line through two batches, messages by their time on the wire."""
-    first, last = ([median(moments) for moments in zip(*parts["computing"][str(each)], strict=True)]
-                   for each in (sizes[0], sizes[-1]))  # buckets full, backward's end, the step's
-    *ready, backward, step = (seconds_of(batch, [(sizes[0], each), (sizes[-1], other)])
-                              for each, other in zip(first, last, strict=True))
-    return predict(ready, backward, step, [seconds_of(8 * size / bits(rate), on_wire) for size in corner["buckets"]])
-
-
+step_of = show.steps(predict, seconds_of, corner)
 predicted = {cell: step_of(*cell, corner)[0] for cell in cells}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -485,7 +473,7 @@ slower = other["computing"][str(sizes[-1])], corner["computing"][str(sizes[-1])]
 show.the_map(sizes, networks, predicted, took, corners)
 lesson.figure("Dashed: the corners, from whose parts everything was predicted" + (" (recorded)" if why else "") + ". Each "
               "other cell was predicted first, and then measured.")
-lesson.predicted(my_error, middle, "%")
+lesson.predicted(my_error, middle, "%", what="error of the map")
 lesson.verdict([
     f"The median error of the {len(others)} cells is **{middle:.0f} %**, the worst **{100 * errors[worst]:+.0f} %**, "
     f"with {worst[0]} images at {worst[1][:-4]} Mbit/s.",
@@ -520,7 +508,7 @@ waking = json.loads(Path("results/live/08_waking.json").read_text())["rounds"]
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.waking(waking)
 lesson.figure("If 400 bytes lose as much as all gradients do, it is not the bytes.")
-lesson.predicted(my_cause, show.cause(waking))
+lesson.predicted(my_cause, show.cause(waking), what="why a message takes longer")
 lesson.verdict(show.claims(waking))
 
 # %% [markdown]
@@ -573,6 +561,9 @@ lesson.interactive("scaling")
 # %%
 board_name = None  # at most 40 characters
 lesson.sign(board_name)
+
+# %%
+lesson.predictions()
 
 # %% [markdown]
 # ## What to remember
