@@ -25,8 +25,9 @@ FILE = Path("results/recorded/large-batch/trainings.jsonl")
 COMMAND = ["lessons/start/train.py", "--parts", "ours", "--small"]
 EPOCH = re.compile(r"epoch \d+: loss (\S+), accuracy ([\d.]+), ([\d.]+) ms per update(?:, noise scale (\S+))?")
 SEEDS, TARGET = (0, 1, 2), 0.45
-RATES = {16: (0.005, 0.01), 32: (0.01, 0.02, 0.04), 64: (0.01, 0.02, 0.04), 128: (0.02, 0.04, 0.08),
-         256: (0.04, 0.08), 512: (0.04, 0.08, 0.16), 1024: (0.08, 0.16), 2048: (0.08, 0.16), 3072: (0.08, 0.16)}
+RATES = {16: (0.005, 0.01, 0.02), 32: (0.01, 0.02, 0.04), 64: (0.01, 0.02, 0.04, 0.08), 128: (0.02, 0.04, 0.08, 0.16),
+         256: (0.04, 0.08, 0.16), 512: (0.04, 0.08, 0.16, 0.32, 0.64), 1024: (0.08, 0.16, 0.32),
+         2048: (0.08, 0.16, 0.32), 3072: (0.08, 0.16, 0.32)}
 # {images per update: rates}
 
 
@@ -35,6 +36,7 @@ def trainings():
     large = "--batch 1024 --lr 0.02 --epochs 30"
     yield "noise", 2, "--batch 256 --lr 0.04 --epochs 30 --noise"
     yield "linear, warm-up", 1, f"{large} --lr-for 64 --warm-up 60"
+    yield "linear, warm-up, twice the rate", 1, "--batch 1024 --lr 0.04 --epochs 30 --lr-for 64 --warm-up 60"
     yield "linear", 1, f"{large} --lr-for 64"
     yield "one rank", 1, "--batch 64 --lr 0.02 --epochs 30"
     yield "same rate", 1, large

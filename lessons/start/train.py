@@ -27,7 +27,7 @@ parser.add_argument("--lr", type=float, default=0.05, help="learning rate; defau
 parser.add_argument("--lr-for", type=int, metavar="BATCH", help="the batch that --lr was right for; default: --batch")
 parser.add_argument("--warm-up", type=int, default=0, help="updates until the full rate is reached; default: 0")
 parser.add_argument("--noise", action="store_true", help="measure the noise scale of the gradient, on 2 ranks or more")
-parser.add_argument("--small", action="store_true", help="a network with a tenth of the arithmetic")
+parser.add_argument("--small", action="store_true", help="a network with an eighth of the arithmetic")
 parser.add_argument("--until", type=float, default=math.inf, metavar="ACCURACY", help="stop when an epoch reaches it")
 parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the images; default: 0")
 parser.add_argument("--cosine", action="store_true", help="the learning rate falls to 0 along a cosine")

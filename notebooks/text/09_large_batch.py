@@ -55,8 +55,8 @@ pairs = 6  # of the race at the end
 # has half as many updates. Each of them averages over more images, so its gradient is closer to that of all images. If
 # an update were worth twice as much in return, the same number of images would reach the same accuracy.
 #
-# The recorded trainings use `train.py --small`, a network with a tenth of the arithmetic, on 6,144 images of CIFAR-10.
-# Each batch was tried with two or three learning rates and three seeds, which set the first weights and the order of the
+# The recorded trainings use `train.py --small`, a network with an eighth of the arithmetic, on 6,144 images of CIFAR-10.
+# Each batch was tried with three to five learning rates and three seeds, which set the first weights and the order of the
 # images. A training stops at the target, or after 60 epochs. The number of ranks does not matter here: ranks compute
 # the update of one process ([06](06_ddp.ipynb)). The folder
 # [`results/recorded/large-batch`](../results/recorded/large-batch/README.md) has the command and every training.
@@ -70,12 +70,14 @@ my_factor = None  # how many times fewer updates
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = show.best_rates()
 middle = {row["batch"]: median(row["steps"]) for row in rows}
-lesson.predicted(my_factor, middle[min(middle)] / middle[max(middle)], "times fewer updates")
+lesson.predicted(my_factor, middle[min(middle)] / middle[max(middle)], "times fewer updates",
+                 what="updates to the target")
 show.steps_to_target(rows)
+inside = sum(not row["at_edge"] for row in rows)
 lesson.figure("Each batch with the best of its rates. Marks: three seeds; the line joins their medians. On the dotted "
               "line twice the batch takes half the updates. The accuracy is known after each epoch, and between two of "
-              "them a straight line is assumed. For eight of nine batches the best rate is the largest tried: with "
-              "larger ones the points would lie lower, if anything.")
+              f"them a straight line is assumed. For {inside} of {len(rows)} batches a smaller and a larger rate than "
+              "the best one were tried, too.")
 lesson.table([{"images per update": row["batch"], "best rate": f"{row['lr']:g}" + " (at an end of those tried)" *
                row["at_edge"], "updates, three seeds": " · ".join(f"{each:.0f}" for each in row["steps"]),
                "images seen, median": f"{middle[row['batch']] * row['batch']:,.0f}"} for row in rows])
@@ -97,8 +99,8 @@ lesson.table([{"images per update": row["batch"], "best rate": f"{row['lr']:g}" 
 # rises to the new one during the first updates ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)). Here that takes
 # 60 updates, which is 10 of the 30 epochs.
 #
-# The four trainings begin from a rate of 0.02 for 64 images. That is half of the best one in the table: from 0.04 the
-# linear rule broke down even with warm-up when we tried.
+# The four trainings begin from a rate of 0.02 for 64 images. That is half of the best one in the table, 0.04. What the
+# linear rule makes of that one is told below, too.
 #
 # **Predict.** The rate of 64 images was 0.02. With which rule do 1,024 images take the fewest epochs to the target?
 
@@ -108,7 +110,7 @@ my_rule = None  # "same rate", "square root", "linear" or "linear, warm-up"
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 names = ["same rate", "square root", "linear", "linear, warm-up"]
 table = show.ends(["one rank", *names])
-lesson.predicted(my_rule, show.soonest(names))
+lesson.predicted(my_rule, show.soonest(names), what="the best rule")
 show.rules(["one rank", *names])
 lesson.figure("Recorded, three seeds each. The first panel has 64 images per update, the others 1,024, and all see the "
               "same images. Dotted: the target.")
@@ -117,7 +119,7 @@ lesson.verdict(show.warm_up_matters())
 
 
 # %% [markdown]
-# *Broke down* means an accuracy below 15 % in any epoch after the third; guessing gets 10 %. Three seeds name no winner where
+# In the last sentence the linear rule begins from 0.04. *Broke down* means an accuracy below 15 % in any epoch after the third; guessing gets 10 %. Three seeds name no winner where
 # their epochs overlap, as those of the square root and of the linear rule with warm-up do: the answer above is only the
 # smallest median. A rule is a first guess: try a rate below it, and one above.
 #
@@ -233,15 +235,16 @@ my_noise = None  # images
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 near, late = show.noise_range()
-lesson.predicted(my_noise, near, "images")
+lesson.predicted(my_noise, near, "images", what="noise scale at the target")
 show.noise(show.live("results/live/09_noise.txt"), show.whose("noise"))
 lesson.figure("One value per epoch, from all of its updates. Recorded: three seeds.")
-lesson.verdict(f"Recorded, median of the seeds: {near:,.0f} images when the target is reached, {late:,.0f} in the last "
-               "ten epochs.")
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.verdict(show.scatter(near, late))
 
 # %% [markdown]
 # In McCandlish et al. the noise scale grows during a training, often tenfold or more. Ours falls during the first epochs
-# and then stays; we have not found out why. Single epochs scatter by a factor of two. Now it goes into the first picture.
+# and then stays; we have not found out why. One epoch alone is a poor estimate. Now it goes into the first picture.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.steps_to_target(rows, (min(near, late), max(near, late)))
@@ -251,8 +254,8 @@ lesson.verdict(show.advice(rows, near, 1024))
 
 # %% [markdown]
 # Theory and trainings need not agree. The theory takes a step of plain SGD and assumes that the noise is alike in all
-# directions. The trainings have momentum, stop at an accuracy of 1,000 test images, and were tried with two or three
-# rates per batch. Take the noise scale as the order of magnitude of the batch from which on more ranks buy little.
+# directions. The trainings have momentum, stop at an accuracy of 1,000 test images, and were tried with rates that
+# differ by a factor of two. Take the noise scale as the order of magnitude of the batch from which on more ranks buy little.
 #
 # ## Two ranks, sooner
 #
@@ -260,38 +263,44 @@ lesson.verdict(show.advice(rows, near, 1024))
 #
 # ### Exercise 3: a setting for two ranks
 #
-# The race takes your program's whole network: with `--small` a rank computes too little between two all-reduces. One
-# rank has 64 images per update and a rate of 0.03. Choose the global batch and the rate of two ranks.
+# The race takes your program's whole network: with `--small` a rank would compute an eighth as much between two
+# all-reduces. One rank has 64 images per update and a rate of 0.03. Choose the global batch and the rate of two ranks.
 #
 # - A small batch gives each rank little to compute between two all-reduces.
 # - A large batch needs more images to the target: look at the last column of the first table.
 # - `--lr-for` and `--warm-up` are yours to use. `--batch` must be even.
-# - Try your setting on one rank, too. If one rank gains as much by it, the gain is the batch's, not the second rank's.
+# - Try your setting on one rank, too, as `one_rank`. If one rank gains as much by it, the gain is the batch's, not the
+#   second rank's.
 #
 # **Predict**, too: how many seconds sooner than one rank? Below 0 is later.
 
 # %%
 my_setting = None  # such as "--batch 96 --lr 0.03"
 my_seconds = None
+one_rank = "--batch 64 --lr 0.03"
 
 # %%
 setting = my_setting or "--batch 128 --lr 0.05"
 both = f"--images {images} --epochs {epochs} --until {TARGET}"
-# !python lessons/l09_large_batch/race.py --one "--batch 64 --lr 0.03" --two "{setting}" --both "{both}" \
+# !python lessons/l09_large_batch/race.py --one "{one_rank}" --two "{setting}" --both "{both}" \
 #     --pairs {pairs} --out results/live/09_race.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 race = json.loads(Path("results/live/09_race.json").read_text())
-seconds = [(show.seconds_to(pair["one"], images, 64, TARGET),
-            show.seconds_to(pair["two"], images, int(show.option(setting, "batch", 192)), TARGET)) for pair in race]
+seconds = [tuple(show.seconds_to(pair[who], images, int(show.option(options, "batch", 192)), TARGET)
+                 for who, options in (("one", one_rank), ("two", setting))) for pair in race]
 lesson.verdict(f"{'Your' if my_setting else 'Our'} setting, `{setting}`. {show.race(seconds)}")
 if None not in sum(seconds, ()):
-    lesson.predicted(my_seconds, median(one - two for one, two in seconds), "s sooner")
+    lesson.predicted(my_seconds, median(one - two for one, two in seconds), "s sooner", what="two ranks against one")
 
 # %% [markdown]
 # The seconds are those of training, without start-up and evaluation. The seeds of a pair are the same. Is your setting
 # the best one? Change it, and run both cells again.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. A larger batch saves updates in proportion, up to a point. From there on it costs images and buys little.
