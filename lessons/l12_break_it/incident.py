@@ -1,5 +1,6 @@
 """An incident: a folder of evidence, and a budget of looks at it."""
 
+import inspect
 import json
 import pickle
 import re
@@ -7,7 +8,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from course import lesson, plots
+from course import dial, lesson, plots, processes
+from course.exercise import Exercise
 from lessons.l12_break_it.jobs import job_4815
 
 HERE = Path(__file__).parent
@@ -83,6 +85,33 @@ def agreement(job: str, name: str):
     return show
 
 
+def one_model() -> str:
+    """What the recorded comparison of job 4802, over six updates, answers to "one model on all ranks?": yes or no."""
+    said = (HERE / "evidence/4802/compare.txt").read_text(encoding="utf-8")
+    return re.search(r"one model on all ranks\?\s+(\w+)", said)[1]
+
+
+def report_of(console: str) -> str:
+    """The doctor's report in what a run has printed, without torchrun's own lines, which follow it."""
+    said = Path(console).read_text(encoding="utf-8")
+    return re.split(r"^[WE]\d{4} ", said[said.find("doctor:"):], maxsplit=1, flags=re.M)[0]
+
+
+def in_turns(exercise: Exercise, pairs: int) -> tuple[str, list[float], list[float]]:
+    """("your" or "our", milliseconds per step of job 4815 with its own shard, and with the one that the exercise has
+    found right, else ours), in turns: one of each per pair. The job prints the median of its steps."""
+    def milliseconds(options=""):
+        said = processes.said(f"torchrun --nproc_per_node=2 {paced} lessons/l12_break_it/jobs/job_4815.py {options}")
+        return float(re.search(r"(\d+) ms per step", said)[1])
+
+    paced = "" if dial.missing() else "-m course.dial --rate 1gbit"
+    file, whose = exercise.file, "your"
+    if not file:
+        file, whose = Path("results/live/12_shard.py"), "our"
+        file.write_text(inspect.getsource(exercise.answer))
+    return whose, *zip(*[(milliseconds(), milliseconds(f"--shard {file}")) for _ in range(pairs)], strict=True)
+
+
 def source(job: str):
     return lambda: lesson.verdict(f"```python\n{(HERE / f'jobs/job_{job}.py').read_text()}\n```")
 
@@ -130,7 +159,7 @@ def hang(folder: str) -> Incident:
 
 
 def silent() -> Incident:
-    return Incident("4802", {
+    return Incident("4802", budget=5, evidence={
         "log": ("the job of two ranks", text("4802", "log")),
         "file": ("its file, evaluated by one process", text("4802", "file")),
         "compare": ("equal to one process? two ranks, six updates", text("4802", "compare")),
@@ -140,7 +169,7 @@ def silent() -> Incident:
 
 
 def slow() -> Incident:
-    return Incident("4815", {
+    return Incident("4815", budget=4, evidence={
         "log": ("two ranks on one machine, connections without a limit", text("4815", "log")),
         "alone": ("one process, all recordings", text("4815", "alone")),
         "slow network": ("two ranks, a tenth of the job's rate: 100 Mbit/s", text("4815", "slow-network")),

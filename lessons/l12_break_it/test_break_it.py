@@ -70,6 +70,20 @@ def test_looks_are_counted_once_each_and_end(hangs, capsys):
     assert look.left == 0 and "All 10 looks are used" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("look,path", [(incident.silent(), ("log", "file", "compare more", "program")),
+                                       (incident.slow(), ("log", "own network", "frames"))])
+def test_the_looks_that_suffice_leave_one_to_spare(look, path, capsys):
+    for name in path:
+        look(name)
+    assert look.left == 1 and look.budget < len(look.evidence), "and nobody can take them all"
+
+
+def test_what_a_cell_shows_of_the_evidence(tmp_path):
+    assert incident.one_model() == "yes"
+    (tmp_path / "said").write_text("epoch 0\ndoctor: wrong: x\n    Law 1\nE1128 torchrun's own\n")
+    assert incident.report_of(tmp_path / "said") == "doctor: wrong: x\n    Law 1\n"
+
+
 @pytest.mark.weekly
 @pytest.mark.parametrize("edits,outcome,words", [
     (repair.REPAIR, "right", ""), ({"default=1.0": "default=2.0"}, "wrong", "no: ranks 0 and 1 part in update 4"),

@@ -35,12 +35,8 @@
 from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-import inspect
 import os
-import re
-from pathlib import Path
 
-from course import dial, processes
 from course.compare import ratio
 from lessons.l12_break_it import check, incident, repair, show
 
@@ -53,8 +49,8 @@ pairs = 6  # of runs of job 4815: 6 or more, or no winner is named
 # %% [markdown]
 # ## Three incidents
 #
-# Each incident is a report, a folder of evidence, and a budget of **ten looks**. A look shows one piece of evidence. On
-# a cluster it would be a login to a node, a rerun or an hour in the queue, so looks are counted.
+# Each incident is a report, a folder of evidence, and a budget of **looks**: ten, five and four. A look shows one piece
+# of evidence. On a cluster it would be a login to a node, a rerun or an hour in the queue, so looks are counted.
 #
 # Work in this order: read the report, name two suspects, and take the look that tells them apart.
 # [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) is the reference: search it by what you *see*. The section
@@ -121,7 +117,6 @@ check.dumps(my_culprit)
 # %%
 dumps = incident.dumps_of("results/live/12_hang")
 function, whose = check.dumps.or_ours(my_culprit)
-check.dumps.file = check.dumps.verdict(my_culprit)[0] == "right"
 answer = function(dumps)
 lesson.table(show.named(whose, answer, "results/live/12_hang"))
 show.waiting(dumps, 8, whose, answer)
@@ -203,8 +198,7 @@ repair.repaired("mine/job_4802.py")
 # </details>
 
 # %%
-said = (incident.HERE / "evidence/4802/compare.txt").read_text()
-lesson.predicted(my_one_model, re.search(r"one model on all ranks\?\s+(\w+)", said)[1])
+lesson.predicted(my_one_model, incident.one_model(), what="one model in six updates")
 
 # %% [markdown]
 # An instrument speaks of what it has seen. Let it see the places where a program does something else: the end of an
@@ -217,8 +211,7 @@ lesson.predicted(my_one_model, re.search(r"one model on all ranks\?\s+(\w+)", sa
 # %%
 # !torchrun --nproc_per_node=2 -m doctor lessons/l12_break_it/jobs/job_4802.py --images 672 --epochs 2 \
 #     2> results/live/12_doctor.txt || true
-told = Path("results/live/12_doctor.txt").read_text()
-print(re.split(r"^[WE]\d{4} ", told[told.find("doctor:"):], maxsplit=1, flags=re.M)[0])  # torchrun's own lines follow
+print(incident.report_of("results/live/12_doctor.txt"))
 
 # %% [markdown]
 # ## Job 4815
@@ -235,11 +228,12 @@ look_4815("log")
 
 
 # %% [markdown]
-# ### Exercise: a shard
+# ### Exercise: make it faster
 #
-# Find what the step waits for. Then write the part of the job that decides over it: `shard(lengths, rank, world_size)`
-# returns the indices of this rank's recordings, as the job's own `shard` does. The job takes them in batches of 8, in
-# the order that you return, and then shuffles the batches in the same way on all ranks.
+# Find what the step waits for, and name it before you read on. Then write the part of the job that decides over it:
+# `shard(lengths, rank, world_size)` returns the indices of this rank's recordings, as the job's own `shard` does. The
+# job takes them in batches of 8, in the order that you return, and then shuffles the batches in the same way on all
+# ranks.
 
 # %%
 # %%mine job_4815_shard.py
@@ -253,22 +247,13 @@ check.balanced("mine/job_4815_shard.py")
 # check.balanced.solution()
 
 # %% [markdown]
-# Your shard and the job's take turns:
+# Your shard and the job's take turns. The twelve steps of an epoch are unequally long, and *ms per step* is the median
+# that the job prints: a step in the middle, not a twelfth of the epoch.
 
 # %%
-def milliseconds(options=""):
-    job = f"torchrun --nproc_per_node=2 {paced} lessons/l12_break_it/jobs/job_4815.py {options}"
-    return float(re.search(r"(\d+) ms per step", processes.said(job))[1])
-
-
-paced = "" if dial.missing() else "-m course.dial --rate 1gbit"
-shard_file, whose = ("mine/job_4815_shard.py", "your") if check.balanced.file else ("", "our")
-if not shard_file:
-    shard_file = "results/live/12_shard.py"
-    Path(shard_file).write_text(inspect.getsource(check.balanced.answer))
-before, after = zip(*[(milliseconds(), milliseconds(f"--shard {shard_file}")) for _ in range(pairs)], strict=True)
-lesson.table([{"shard": "the job's", "ms per step, each run": ", ".join(f"{each:.0f}" for each in before)},
-              {"shard": whose, "ms per step, each run": ", ".join(f"{each:.0f}" for each in after)}])
+whose, before, after = incident.in_turns(check.balanced, pairs)
+lesson.table([{"shard": name, "ms per step, each run": ", ".join(f"{each:.0f}" for each in milliseconds)}
+              for name, milliseconds in (("the job's", before), (whose, after))])
 lesson.verdict(f"Time per step, the job's shard over {whose} shard: {ratio(before, after)}.")
 
 # %% [markdown]
@@ -280,7 +265,7 @@ look_4815.evidence["film"][1]()
 
 # %% [markdown]
 # The list of recordings is sorted by length, and rank 1 took its second half. The all-reduce ends when the last rank has
-# called it: a *straggler* makes every network look slow. Even a network without a limit would have made a step hardly
+# called it: a *straggler* makes every network look slow. Even a network without a limit would have made an epoch hardly
 # shorter: compare the looks *log* and *own network*. So measure on **each** rank when it calls, not how long it
 # waits.
 #
@@ -288,6 +273,9 @@ look_4815.evidence["film"][1]()
 
 # %%
 lesson.table(incident.score((look_4711, check.dumps), (look_4802, repair.repaired), (look_4815, check.balanced)))
+
+# %%
+lesson.predictions()
 
 # %% [markdown]
 # ## What to remember
