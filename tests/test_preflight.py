@@ -1,6 +1,7 @@
 """The preflight: what it names, and that it accuses nobody of a sound job."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -42,8 +43,9 @@ def test_ten_runs_of_a_sound_job_accuse_nobody(ranks, tmp_path):
 
 @pytest.mark.weekly
 def test_a_rank_that_another_program_slows_is_named_and_so_is_the_program(tmp_path):
-    """Rank 1 shares its core with three programs that do nothing but take time."""
-    cores = sorted(preflight.os.sched_getaffinity(0))[:2]
+    """Rank 1 shares its core with three programs that do nothing but take time. On a machine whose cores have more of
+    their own to do, rank 0 would be slow, too."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         pytest.skip("needs two cores")
     (tmp_path / "sitecustomize.py").write_text(
@@ -51,14 +53,15 @@ def test_a_rank_that_another_program_slows_is_named_and_so_is_the_program(tmp_pa
     busy = [subprocess.Popen([sys.executable, "-S", "-c", f"import os; os.sched_setaffinity(0, {{{cores[1]}}})\n"
                               "while True: pass"]) for _ in range(3)]
     try:
-        status, found = judged(tmp_path, 2, PYTHONPATH=f"{tmp_path}:{runner.ROOT}")
-        seen = json.loads((tmp_path / "found.json").read_text())["troubles"][0]["seen"]
+        status, _ = judged(tmp_path, 2, PYTHONPATH=f"{tmp_path}:{runner.ROOT}")
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    assert status == 1 and [(name, who.partition(" on")[0]) for name, who in found] == [("slow_rank", "rank 1")]
-    assert any(f"(process {process.pid})" in seen for process in busy), seen
+    found = json.loads((tmp_path / "found.json").read_text())["troubles"]  # its connections may be slow for that, too
+    seen = {each["who"].partition(" on")[0]: each["seen"] for each in found if each["name"] == "slow_rank"}
+    assert status == 1 and [*seen] == ["rank 1"], found
+    assert any(f"(process {process.pid})" in seen["rank 1"] for process in busy), found
 
 
 @pytest.mark.weekly

@@ -19,6 +19,8 @@ def shard(n, rank, world_size, epoch):
 MISTAKES = [
     ([("    order += order[:-n % world_size]\n", "")],
      "Some ranks have an item more than others. They would train a step more and wait forever for the rest."),
+    ([("torch.randperm(n, generator=torch.Generator().manual_seed(epoch)).tolist()", "list(range(n))")],
+     "Nothing is shuffled. Begin with torch.randperm, and the epoch as its seed."),
     ([("order[:-n % world_size]", "order[:world_size - n % world_size]")],
      "Eight items for two ranks: nothing is missing, so nothing may be repeated. -n % world_size is 0 then."),
     ([("manual_seed(epoch)", "manual_seed(0)")], "Every epoch has the same order: use the epoch as the seed."),
