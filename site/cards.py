@@ -16,7 +16,8 @@ nosearch: true
 
 # Cards
 
-<p><label>Search <input type="search" id="card-search" autocomplete="off"></label> <span role="status"></span></p>
+<p><label>Find a card <input type="search" id="card-search" autocomplete="off"></label>
+<span role="status" id="card-count"></span></p>
 
 """
 

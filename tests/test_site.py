@@ -198,10 +198,10 @@ def test_a_card_is_found_by_its_words_and_by_the_address(opened):
     shown = page.locator(".card-of-one-screen:visible")
     assert 1 < shown.count() < 20
     assert page.locator(".card-of-one-screen:visible[style*='order: 0'] strong").all_inner_texts()[0] == "rendezvous"
-    page.get_by_label("Search").fill("cuda visible")
+    page.get_by_label("Find a card").fill("cuda visible")
     assert "CUDA_VISIBLE_DEVICES" in shown.first.inner_text()
-    page.get_by_label("Search").fill("xyzzy")
-    assert shown.count() == 0 and page.get_by_role("status").inner_text().startswith("0 of ")
+    page.get_by_label("Find a card").fill("xyzzy")
+    assert shown.count() == 0 and page.locator("#card-count").inner_text().startswith("0 of ")
 
 
 def test_solutions_are_folded(opened):

@@ -12,7 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
       card.style.order = has(card.querySelector("strong")) ? 0 : 1;
     });
     const count = cards.filter((card) => !card.hidden).length;
-    document.querySelector("[role=status]").textContent = `${count} of ${cards.length} cards`;
+    document.getElementById("card-count").textContent = `${count} of ${cards.length} cards`;
   };
   const fromAddress = () => {
     box.value = decodeURIComponent(location.hash.slice(1)).replaceAll("+", " ");
