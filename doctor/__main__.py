@@ -50,7 +50,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", action="store_true", help="run it on 2 and on 3 ranks, without torchrun: does "
                         "the scale of its gradients depend on their number?")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
-                        help="call it a hang when no rank has moved for S seconds; default: 60")
+                        help="call it a hang when no rank has moved for S seconds; with --preflight, wait so "
+                        "long for all ranks to start; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
                         help="run a few ranks of such a job on this CPU, without torchrun; --steps is then the batches "
                         "of a pass over a DataLoader (default: 3), --timeout the seconds of a rank")
@@ -139,7 +140,7 @@ def main() -> None:
     args = arguments()
     if args.preflight:
         from . import preflight
-        sys.exit(preflight.run(args.json))
+        sys.exit(preflight.run(args.json, args.timeout))
     if args.film:
         from . import film
         sys.exit(film.script(args))

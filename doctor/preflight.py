@@ -2,10 +2,11 @@
 
     torchrun --nnodes=2 --nproc_per_node=8 --rdzv-… -m doctor --preflight
 
-A minute at most. Rank 0 prints a table, and a line for each trouble. There is no list of what hardware should reach: a
-rank is compared with the median of the others in the same moment, a connection with those that do not touch its ends.
-Other programs disturb a test for a moment. So a rank is slow only if it was in each of several rounds, seconds apart,
-and a connection only in its fastest message, and again when it is tested alone.
+A minute at most, once the ranks have met. Rank 0 prints a table, and a line for each trouble; after a minute it prints
+what it has, and all ranks end. There is no list of what hardware should reach: a rank is compared with the median of
+the others in the same moment, a connection with those that do not touch its ends. Other programs disturb a test for a
+moment. So a rank is slow only if it was in each of several rounds between the other tests, and a connection only in its
+fastest message, and again when it is tested alone.
 """
 
 import bisect
@@ -31,9 +32,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LIMIT = 60  # seconds in all: then each rank ends itself
+LIMIT = 60  # seconds, once all have met: then each rank ends itself
 WAIT = 15  # for the others, in one step
-ENOUGH = 35  # after so many seconds no further pairs are tested
+GRACE = 10  # seconds for the last words
+ENOUGH = 35  # after so many seconds nothing more is begun that can be left out
 ROUNDS = 5  # of computing
 SLOW_RANK = 1.6  # times the median of the others, in each round. Half a core is 2
 SLOW_LINK = 3.0  # times the median of the others
@@ -53,37 +55,36 @@ class Trouble(Exception):
 class Ranks:
     """How the ranks wait for each other and tell each other something: through the store, which no test disturbs."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.step, self.began = "the beginning", time.monotonic()
         try:
-            store, *_ = next(iter(dist.rendezvous("env://", self.rank, self.size, timeout=timedelta(seconds=WAIT))))
+            store, *_ = next(iter(dist.rendezvous("env://", self.rank, self.size, timeout=timedelta(seconds=first))))
         except RuntimeError as error:
-            raise Trouble(f"rank {self.rank} waited {WAIT} s for the store at {os.environ['MASTER_ADDR']}:"
+            raise Trouble(f"rank {self.rank} waited {first:g} s for the store at {os.environ['MASTER_ADDR']}:"
                           f"{os.environ['MASTER_PORT']}: {str(error).splitlines()[0][:200]}") from None
         self.store = dist.PrefixStore(f"preflight {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
     def passed(self) -> float:
         return time.monotonic() - self.began
 
-    def wait(self, key: str, whom: Callable[[], list[int]]) -> None:
-        """In short pieces, so that a signal is heard."""
-        end = time.monotonic() + WAIT
-        while True:
-            try:
-                return self.store.wait([key], timedelta(seconds=1))
-            except dist.DistStoreError:
-                if time.monotonic() > end:
-                    raise Trouble(f"rank {self.rank} waited {WAIT} s for {named(whom())} at: {self.step}") from None
+    def wait(self, key: str, whom: Callable[[], list[int]], bound: float = WAIT) -> None:
+        """By asking: a wait of the store itself hears no signal, and torch warns of each that was in vain."""
+        end, pause = time.monotonic() + bound, 0.001
+        while not self.store.check([key]):
+            if time.monotonic() > end:
+                raise Trouble(f"rank {self.rank} waited {bound:g} s for {named(whom())} at: {self.step}")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
 
-    def meet(self, step: str) -> None:
+    def meet(self, step: str, bound: float = WAIT) -> None:
         """All ranks are here."""
         self.step = step
         self.store.set(f"{step} {self.rank}", "")
         if self.store.add(f"{step} count", 1) == self.size:
             self.store.set(f"{step} all", "")
         self.wait(f"{step} all",
-                  lambda: [rank for rank in range(self.size) if not self.store.check([f"{step} {rank}"])])
+                  lambda: [rank for rank in range(self.size) if not self.store.check([f"{step} {rank}"])], bound)
 
     def gather(self, what: str, value: Any) -> list[Any]:
         """What each rank has: on rank 0; elsewhere nothing."""
@@ -113,12 +114,12 @@ def named(ranks: Iterable[int]) -> str:
 def facts(device: torch.device) -> dict[str, Any]:
     """Of this rank: what must be the same on all, and what its host has."""
     cuda = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    same = {"torch": torch.__version__, "Python": platform.python_version(), "CUDA": torch.version.cuda,
-            "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+    same = {"device": device.type, "torch": torch.__version__, "Python": platform.python_version(),
+            "CUDA": torch.version.cuda, "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
             "GPU": f"{cuda.name}, {cuda.total_memory >> 30} GiB" if cuda else None,
             "threads": torch.get_num_threads(), "kernel's architecture": platform.machine()}
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     return {"host": socket.gethostname(), "same": same, "cores": cores, "device": str(device),
             "shm": shm.f_bavail * shm.f_frsize if shm else None, "card": card(), "pid": os.getpid()}
 
@@ -162,7 +163,8 @@ class Computing:
             timed(lambda: self.a @ self.b, device)
 
     def round(self) -> tuple[float, float]:
-        """Median seconds of a product and of a copy, of a third of a second."""
+        """Mean seconds of a product, median of a copy, of a third of a second. The mean: a program that takes half of
+        the core stops some products for milliseconds, and leaves the others as they are."""
         products: list[float] = []
         copies: list[float] = []
         begin = time.perf_counter()
@@ -170,7 +172,7 @@ class Computing:
             products.append(timed(lambda: self.a @ self.b, self.device))
             if len(products) % 8 == 1:
                 copies.append(timed(lambda: self.target.copy_(self.source), self.device))
-        return statistics.median(products), statistics.median(copies)
+        return statistics.mean(products), statistics.median(copies)
 
 
 def all_reduces(ranks: Ranks, name: str, group: Any, sizes: Iterable[int], device: torch.device) -> dict[int, float]:
@@ -231,8 +233,9 @@ def schedule(size: int) -> Iterator[dict[int, int]]:
 def clock(ranks: Ranks, hosts: list[str]) -> list[tuple[str, float, float]]:
     """[(host, seconds that its clock is ahead of rank 0's, error)]: of 5 questions the one answered soonest."""
     answers = []
-    for host in sorted(set(hosts) - {hosts[0]})[:64]:
-        rank = hosts.index(host)
+    for rank, host in ((hosts.index(host), host) for host in sorted(set(hosts) - {hosts[0]})):
+        if ranks.told(f"too late for the clock of {host}", ranks.passed() > ENOUGH + 5):
+            break
         ranks.meet(f"the clock of {host}")
         if ranks.rank in (0, rank):
             for _ in range(5):
@@ -266,7 +269,7 @@ def shared_file(ranks: Ranks) -> list[float | None]:
         return ranks.gather("a file is read", seconds)
     finally:
         if ranks.rank == 0:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def busiest(own: set[int], seconds: float = 0.5) -> str:
@@ -344,10 +347,14 @@ def slow_links(times: Times, size: int, every: list[dict], noise: float) -> Iter
     hosts = [each["host"] for each in every]
     names = list(dict.fromkeys(hosts))
     between = {pair: took for pair, took in times.items() if hosts[pair[0]] != hosts[pair[1]]}
+    places = {name: place for place, name in enumerate(names)}
+    cards = {places[each["host"]]: each["card"] for each in reversed(every)}  # of each host's first rank
     of_hosts: Times = {}
+    members: dict[tuple[int, int], set] = {}  # {pair of hosts: its pairs of ranks}
     for (one, other), took in between.items():
-        pair = names.index(hosts[one]), names.index(hosts[other])
+        pair = places[hosts[one]], places[hosts[other]]
         of_hosts[pair] = min(took, of_hosts.get(pair, took))
+        members.setdefault(pair, set()).add((one, other))
 
     def carries(took: float, usual: float) -> str:
         return f"carries {megabits(size, took)}; the median of the others is {megabits(size, usual)}."
@@ -358,13 +365,11 @@ def slow_links(times: Times, size: int, every: list[dict], noise: float) -> Iter
         done |= {pair for pair in between if names[end] in (hosts[pair[0]], hosts[pair[1]])}
         yield "slow_host", names[end], f"even the fastest of its connections to other hosts {carries(*figures)}", done
     for (one, other), figures in pairs.items():
-        mine = {pair for pair in between if (hosts[pair[0]], hosts[pair[1]]) == (names[one], names[other])}
-        done |= mine
-        yield "slow_connection", f"{names[one]} to {names[other]}", carries(*figures), mine
+        done |= members[one, other]
+        yield "slow_connection", f"{names[one]} to {names[other]}", carries(*figures), members[one, other]
     for (one, other), took in of_hosts.items():
-        mine = {pair for pair in between if (hosts[pair[0]], hosts[pair[1]]) == (names[one], names[other])}
-        slowest = min((every[hosts.index(names[end])]["card"] for end in (one, other)
-                       if every[hosts.index(names[end])]["card"]), key=lambda each: each[1], default=None)
+        mine = members[one, other]
+        slowest = min(filter(None, (cards[one], cards[other])), key=lambda each: each[1], default=None)
         if slowest and not mine & done and 8 * size / took < slowest[1] / BELOW_CARD and took > noise:
             yield ("slow_connection", f"{names[one]} to {names[other]}",
                    f"carries {megabits(size, took)}, and the card {slowest[0]} says {slowest[1] / 1e6:,.0f} Mbit/s.",
@@ -410,8 +415,9 @@ def troubles(known: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for host in dict.fromkeys(each["host"] for each in every):
         here = [each for each in every if each["host"] == host]
         threads = sum(each["same"]["threads"] for each in here)
-        if threads > here[0]["cores"] and max(each["same"]["threads"] for each in here) > 1:
-            yield "threads", host, f"its {len(here)} ranks start {threads} threads on {here[0]['cores']} cores."
+        cores = len({core for each in here for core in each["cores"]})  # a launcher may bind each rank to some of them
+        if threads > cores and max(each["same"]["threads"] for each in here) > 1:
+            yield "threads", host, f"its {len(here)} ranks start {threads} threads on {cores} cores."
         if here[0]["shm"] is not None and here[0]["shm"] < SHM:
             yield ("shared_memory", host,
                    f"/dev/shm has {here[0]['shm'] / 1e6:.0f} MB; loader workers hand over batches there.")
@@ -456,12 +462,15 @@ def table(known: dict[str, Any], size: int, seconds: float) -> Iterator[str]:
             f"{byte / 2**20:g} MiB {1e3 * took:.3g} ms" for byte, took in seconds_of.items() if took)
     if known.get("pairs"):
         yield (f"  pairs: {len(known['pairs']) // 2} of {size * (size - 1) // 2} tested with messages of "
-               f"{known['bytes'] / 2**20:.3g} MiB")
+               f"{known['bytes'] / 2**20:.3g} MiB" + (f"; no time to test {known['left']} slow ones again, alone"
+                                                      if known.get("left") else ""))
     if read := [seconds for seconds in known.get("file", ()) if seconds is not None]:
         yield (f"  a file of {FILE >> 20} MiB, written by rank 0, was read by {len(read)} ranks in "
                f"{1e3 * max(read):.0f} ms at most")
-    for host, ahead, error in known.get("clocks", ()):
-        yield f"  clock of {host}: {1e3 * ahead:+.1f} ms from rank 0's, to {1e3 * error:.1f} ms"
+    if known.get("clocks"):
+        host, ahead, error = max(known["clocks"], key=lambda each: abs(each[1]))
+        yield (f"  clocks of {len(known['clocks'])} of {len(hosts) - 1} other hosts: at most {1e3 * ahead:+.1f} ms "
+               f"from rank 0's, to {1e3 * error:.1f} ms ({host})")
 
 
 # ------------------------------------------------------------------------------------------------------------- the run
@@ -470,13 +479,13 @@ def table(known: dict[str, Any], size: int, seconds: float) -> Iterator[str]:
 def test(ranks: Ranks, known: dict[str, Any]) -> None:
     """All tests, in order. What has been measured stands in `known`, on rank 0, should a later one fail."""
     begin = time.monotonic()
-    ranks.meet("the first meeting")
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local) if torch.cuda.is_available() and local < torch.cuda.device_count() else (
-        torch.device("cpu"))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0  # some launchers show each rank one of its own
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % gpus) if gpus else torch.device("cpu")
     known["facts"] = ranks.gather("facts", facts(device))
-    known["noise"] = NOISE[device.type == "cuda"]
     hosts = ranks.told("hosts", [each["host"] for each in known["facts"]])
+    if ranks.told("any without a GPU", any(each["same"]["device"] == "cpu" for each in known["facts"])):
+        device = torch.device("cpu")  # all of them: else they would wait for each other in two backends
+    known["noise"] = NOISE[device.type == "cuda"]
     computing, known["rounds"] = Computing(device), []
 
     def compute() -> None:
@@ -486,6 +495,7 @@ def test(ranks: Ranks, known: dict[str, Any]) -> None:
     compute()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # its watchdog would end the ranks before rank 0's table
     ranks.step = "init_process_group"
     talk(ranks, lambda: dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", store=ranks.store, rank=ranks.rank,
@@ -545,9 +555,13 @@ def pairs(ranks: Ranks, known: dict[str, Any], device: torch.device) -> None:
     if ranks.rank == 0:
         found = [those for *_, those in slow_links(known["pairs"], size, known["facts"], known["noise"])]
         suspects = sorted({tuple(sorted(pair)) for those in found for pair in those},
-                          key=lambda pair: known["pairs"][pair])[:8]
+                          key=lambda pair: known["pairs"][pair])  # the fastest first: it decides on an end
     again: Times = {}
-    for number, pair in enumerate(ranks.told("suspects", suspects)):
+    suspects = ranks.told("suspects", suspects)
+    for number, pair in enumerate(suspects):
+        if ranks.told(f"too late for suspect {number + 1}", ranks.passed() > ENOUGH):
+            known["left"] = len(suspects) - number
+            break
         if ranks.rank in pair:
             again |= one_way(ranks, tuple(pair), size, device)
         ranks.meet(f"alone, pair {number + 1}")
@@ -555,45 +569,28 @@ def pairs(ranks: Ranks, known: dict[str, Any], device: torch.device) -> None:
         known["pairs"] |= {(one, other): min(took, known["pairs"][one, other]) for one, other, took in each}
 
 
-def ended(ranks: Ranks) -> None:
-    """The last resort: a call that does not come back."""
-    sys.stderr.write(f"preflight: rank {ranks.rank} was ended after {LIMIT} s, at: {ranks.step}\n")
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def run(file: Path | None) -> int:
-    """The exit status: 1 if there is trouble, or a wait was in vain."""
-    def stopped(*_: Any) -> None:
-        raise Trouble(f"rank {ranks.rank} was told to end, at: {ranks.step}")
-
-    known: dict[str, Any] = {}
-    try:
-        ranks = Ranks()
-    except Trouble as trouble:
-        sys.stderr.write(f"preflight: {trouble}\n")
-        return 1
-    timer = threading.Timer(LIMIT, ended, [ranks])
-    timer.daemon = True
-    timer.start()
-    signal.signal(signal.SIGTERM, stopped)
-    try:
-        test(ranks, known)
-    except Exception as error:  # whatever it is, rank 0 prints the table of what was found before
-        text = str(error) if isinstance(error, Trouble) else (
-            f"rank {ranks.rank} ended at: {ranks.step}. {type(error).__name__}: "
-            f"{(str(error).splitlines() or [''])[0]}")
-        with contextlib.suppress(dist.DistError):
-            ranks.store.set(f"failed {ranks.rank}", text)
-        sys.stderr.write(f"preflight: {text}\n")
+def ended(ranks: Ranks, known: dict[str, Any], file: Path | None) -> None:
+    """The last resort, in a thread of its own: a call of the main thread does not come back."""
+    last = threading.Timer(GRACE, os._exit, [1])  # the store, too, may not answer
+    last.daemon = True
+    last.start()
+    failed(ranks, f"rank {ranks.rank} was ended after {LIMIT} s, at: {ranks.step}")
     if ranks.rank == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the others end with 1 now, and torchrun would end this rank
-    if ranks.rank:
-        ranks.step = "rank 0's table"
-        try:
-            return int(ranks.told("status"))
-        except (Trouble, dist.DistError):
-            return 1
+        time.sleep(2)  # the others say where they were
+        concluded(ranks, known, file)
+        os._exit(1)
+    time.sleep(GRACE)  # torchrun ends all when the first ends: that must not be before rank 0's table
+
+
+def failed(ranks: Ranks, text: str) -> None:
+    sys.stderr.write(f"preflight: {text}\n")
+    sys.stderr.flush()
+    with contextlib.suppress(dist.DistError):
+        ranks.store.set(f"failed {ranks.rank}", text)
+
+
+def concluded(ranks: Ranks, known: dict[str, Any], file: Path | None) -> int:
+    """Rank 0 prints what is known, and tells all ranks their exit status: 1 if there is trouble."""
     known["failed"] = [ranks.store.get(key).decode() for key in (f"failed {rank}" for rank in range(ranks.size))
                        if ranks.store.check([key])]
     found = [{"name": name, "who": who, "seen": seen, "look": LOOK[name]} for name, who, seen in troubles(known)]
@@ -603,9 +600,52 @@ def run(file: Path | None) -> int:
     print("\n".join(lines), flush=True)
     if file:
         file.write_text(json.dumps({"troubles": found, "table": lines}, indent=1) + "\n")
+    return int(ranks.told("status", int(bool(found))))
+
+
+def run(file: Path | None, first: float) -> int:
+    """The exit status: 1 if there is trouble, or a wait was in vain. The ranks wait `first` seconds for each other to
+    start: torch may come from a slow file system."""
+    def stopped(*_: Any) -> None:
+        raise Trouble(f"rank {ranks.rank} was told to end, at: {ranks.step}")
+
+    known: dict[str, Any] = {}
+    try:
+        ranks = Ranks(first)
+    except Trouble as trouble:
+        sys.stderr.write(f"preflight: {trouble}\n")
+        return 1
+    signal.signal(signal.SIGTERM, stopped)
+    timer = threading.Timer(LIMIT, ended, [ranks, known, file])
+    timer.daemon = True
+    try:
+        ranks.meet("the first meeting", first)
+        ranks.began = time.monotonic()
+        timer.start()
+        test(ranks, known)
+    except Exception as error:  # whatever it is, rank 0 prints the table of what was found before
+        failed(ranks, str(error) if isinstance(error, Trouble) else (
+            f"rank {ranks.rank} ended at: {ranks.step}. {type(error).__name__}: "
+            f"{(str(error).splitlines() or [''])[0]}"))
+    timer.cancel()
+    ending = threading.Timer(LIMIT + GRACE, os._exit, [1])  # what follows has bounds, but for the store's answers
+    ending.daemon = True
+    ending.start()
+    if ranks.rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the others end with 1 now, and torchrun would end this rank
+        status = concluded(ranks, known, file)
+        with contextlib.suppress(Trouble, dist.DistError):  # it may have the store: the others read first
+            for rank in range(1, ranks.size):
+                ranks.wait(f"read {rank}", lambda: [], 3 if rank == 1 else 0)
+    else:
+        ranks.step, status = "rank 0's table", 1
+        with contextlib.suppress(Trouble, dist.DistError):
+            ranks.wait("told status", lambda: [0], max(LIMIT - ranks.passed(), 0) + GRACE)
+            status = int(ranks.told("status"))
+            ranks.store.set(f"read {ranks.rank}", "")
     torchruns = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull))  # what torchrun prints last
-    if found and not torchruns.exists():
+    if status and not torchruns.exists():
         torchruns.write_text(json.dumps({"message": {"message": "The preflight found trouble: see its table above.",
                                                      "extraInfo": {"timestamp": int(time.time())}}}))
-    ranks.told("status", int(bool(found)))
-    return int(bool(found))
+    sys.stdout.flush()
+    os._exit(status)  # a process group that hangs would hang in its destructor, too

@@ -25,6 +25,7 @@ import nbformat
 from nbformat import NotebookNode
 from PIL import Image
 
+import cards
 from course import twins
 from course.lesson import NONE_PREDICTED, NOTHING_PREDICTED, some
 from gallery import guide
@@ -152,6 +153,7 @@ def lay_out(executed: bool) -> bool:
 
         made = teaching.pages([Lesson(path, executed=False) for path in notebooks])
         texts |= {name: text if name == "teach/index.md" else ORPHAN + text for name, text in made.items()}
+    texts["site/pages/cards.md"] = cards.page(lessons)
     texts["index.md"] = contents(lessons, extra, "teach/index.md" in texts)
     linked(texts)
     return keep(texts)

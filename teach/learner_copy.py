@@ -27,7 +27,7 @@ from trainer.options import nonempty_path
 
 # Files and folders that only teachers and authors need. The files that remain import none of these:
 # tests/test_learner_copy.py.
-LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/layout.py",
+LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/cards.py", "site/conf.py", "site/layout.py",
             "site/static", "notebooks/text", "notebooks/jupytext.toml",
             "scripts/test", "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py",
             "scripts/my_notebooks.py", "course/twins.py", "scripts/site", "scripts/record",

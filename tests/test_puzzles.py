@@ -77,6 +77,7 @@ def test_an_endless_loop_ends_with_its_line(lines, line):
     (["if rank == 0:", "    work = dist.isend(tensor, dst=1)", "    tensor += 1", "    work.wait()",
       "if rank == 1: dist.recv(tensor, src=0)"], "race", 6),
     (["tensor[7] = 1"], "error", 5), (["dist.send(tensor, dst=3)"], "error", 5),
+    (["dist.all_reduce(tensor)"], "error", 5),
     (["tensor += torch.zeros(2)"], "error", 5), (["x = = 1"], "syntax", 5),
     (["return torch.zeros(10**6)"], "error", 5),
 ])

@@ -193,6 +193,17 @@ def test_a_pasted_message_finds_its_entry(opened):
     assert wrong == {}
 
 
+def test_a_card_is_found_by_its_words_and_by_the_address(opened):
+    page = opened("site/pages/cards.html#rendezvous", PHONE)
+    shown = page.locator(".card-of-one-screen:visible")
+    assert 1 < shown.count() < 20
+    assert page.locator(".card-of-one-screen:visible[style*='order: 0'] strong").all_inner_texts()[0] == "rendezvous"
+    page.get_by_label("Find a card").fill("cuda visible")
+    assert "CUDA_VISIBLE_DEVICES" in shown.first.inner_text()
+    page.get_by_label("Find a card").fill("xyzzy")
+    assert shown.count() == 0 and page.locator("#card-count").inner_text().startswith("0 of ")
+
+
 def test_solutions_are_folded(opened):
     page = opened("notebooks/05_distributed_sampler.html")
     solution = page.locator("details", has=page.get_by_text("Solution", exact=True)).first

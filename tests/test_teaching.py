@@ -35,3 +35,9 @@ def test_a_plan_fits_its_days_and_names_sections_that_are_there(plan, lessons):
     days = re.split(r"^\| from \|.*$", text, flags=re.M)[1:]
     assert [sum(map(int, re.findall(r"^\| \d+:\d\d \| (\d+) \|", day, re.M))) for day in days] == len(
         plan["days"]) * [plan["minutes"]]
+
+
+def test_the_readme_for_teachers_has_a_row_for_each_plan():
+    readme = teaching.README.read_text(encoding="utf-8")
+    assert re.findall(r"\| ([\w ]+) \| `scripts/lab --path ([\w-]+)` \|", readme) == [
+        (plan["name"], plans.stem(plan).replace("_", "-")) for plan in PLANS]

@@ -340,17 +340,21 @@ class Distributed:
     def get_world_size(self):
         return self.world.ranks
 
-    def isend(self, tensor, dst):
+    def isend(self, tensor, dst=None):
         return self.world.post("send", tensor, dst, self.line)
 
-    def irecv(self, tensor, src):
+    def irecv(self, tensor, src=None):
         return self.world.post("recv", tensor, src, self.line)
 
-    def send(self, tensor, dst):
+    def send(self, tensor, dst=None):
         self.isend(tensor, dst).wait()
 
-    def recv(self, tensor, src):
+    def recv(self, tensor, src=None):
         self.irecv(tensor, src).wait()
+
+    def __getattr__(self, name):
+        raise AttributeError("this page has no dist.%s. It has dist.send, recv, isend, irecv, get_rank and "
+                             "get_world_size: the rest you build from these" % name)
 
 
 class Module:
@@ -412,7 +416,7 @@ class World:
         if not isinstance(peer, int) or not 0 <= peer < self.ranks:
             raise ValueError("there is no rank %s: the ranks are 0 to %d" % (peer, self.ranks - 1))
         if peer == self.rank:
-            raise ValueError("rank %d sends to itself, or waits for itself" % peer)
+            raise ValueError("rank %d would %s itself" % (peer, "send to" if kind == "send" else "wait for"))
         mine = self.posted[self.rank]
         if self.count == len(mine):
             if len(self.messages) >= MESSAGES:

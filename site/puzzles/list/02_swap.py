@@ -31,6 +31,8 @@ MISTAKES = [
      "Both ranks receive first, and nobody sends. One of them must send first."),
     ([("    else:\n        dist.recv(arrived", "    else:\n        dist.recv(tensor")],
      "Rank 1 received into the tensor that it had yet to send. Receive into another one and copy at the end."),
+    ([("    tensor.copy_(arrived)\n", "    if rank == 0:\n        tensor.copy_(arrived)\n")],
+     "Rank 1 has received, but its tensor has the old values. tensor.copy_(arrived) changes them."),
     ([("tensor.copy_(arrived)", "tensor = arrived")],
      "The values have arrived, but the tensor has its old ones. tensor.copy_(arrived) changes them; `tensor = arrived` "
      "would only give a name to another tensor."),

@@ -26,6 +26,8 @@ MISTAKES = [
     ([("src=(rank - 1) % ranks", "src=(rank + 1) % ranks")],
      "The message for a rank comes from the rank before it: (rank - 1) % ranks."),
     ([("dst=(rank + 1) % ranks", "dst=rank + 1")], "After the last rank comes rank 0: (rank + 1) % ranks."),
+    ([("src=(rank - 1) % ranks", "src=rank - 1")], "Before rank 0 comes the last rank: (rank - 1) % ranks.",
+     "page only"),
     ([("    sending.wait()\n", "")],
      "tensor changes below, and the message may not have left yet. Call sending.wait() first.", "page only"),
     ([("sending = dist.isend(tensor, dst=(rank + 1) % ranks)\n    dist.recv(arrived, src=(rank - 1) % ranks)\n"

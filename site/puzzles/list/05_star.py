@@ -24,6 +24,8 @@ def all_reduce_star(tensor):
 MISTAKES = [
     ([("dist.recv(arrived,", "dist.recv(tensor,"), ("            tensor += arrived\n", "")],
      "Each message overwrites what was there. Receive into another tensor, then add."),
+    ([("dist.recv(arrived,", "dist.recv(tensor,"), ("tensor += arrived", "tensor += tensor")],
+     "recv has overwritten the tensor's own values, so they are lost. Receive into another tensor, then add."),
     ([("tensor += arrived", "tensor = tensor + arrived")],
      "`tensor = …` names a new tensor, and the caller keeps the old one. `tensor += …` changes its values."),
     ([("    broadcast(tensor)\n", "")], "Rank 0 has the sum. The others still have their own values: broadcast it."),

@@ -22,6 +22,8 @@ MISTAKES = [
     ([("    all_gather(flat)\n", "")], "Each rank has one chunk of the sum. The other chunks are on the other ranks."),
     ([("    reduce_scatter(flat)\n    all_gather(flat)", "    all_gather(flat)\n    reduce_scatter(flat)")],
      "Add first, then give the sums to all."),
+    ([("    reduce_scatter(flat)\n", "    flat = reduce_scatter(flat)\n")],
+     "reduce_scatter returns one chunk, and all_gather needs the whole tensor. Let `flat` keep its name.", "page only"),
     ([("    reduce_scatter(flat)\n", "")], "Nothing has been added yet: all_gather only copies chunks."),
 ]
 LEARNED = """This is how gloo and NCCL add gradients. The file below trains a real network: copy it to

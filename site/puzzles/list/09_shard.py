@@ -19,6 +19,10 @@ def shard(n, rank, world_size, epoch):
 MISTAKES = [
     ([("    order += order[:-n % world_size]\n", "")],
      "Some ranks have an item more than others. They would train a step more and wait forever for the rest."),
+    ([("torch.randperm(n, generator=torch.Generator().manual_seed(epoch)).tolist()", "list(range(n))")],
+     "Nothing is shuffled. Begin with torch.randperm, and the epoch as its seed."),
+    ([("order[:-n % world_size]", "order[:world_size - n % world_size]")],
+     "Eight items for two ranks: nothing is missing, so nothing may be repeated. -n % world_size is 0 then."),
     ([("manual_seed(epoch)", "manual_seed(0)")], "Every epoch has the same order: use the epoch as the seed."),
     ([("manual_seed(epoch)", "manual_seed(epoch + rank)")],
      "Each rank shuffles in another way, so some items are used twice and others never. The seed must be one for all."),
@@ -29,6 +33,10 @@ LEARNED = """DistributedSampler does the same, and forgetting <code>set_epoch</c
 puzzle knows. The file below works in the course's <code>mine/</code>."""
 
 
+def items(ranks):
+    return 8 if ranks == 2 else 7  # one number that can be divided
+
+
 def judge(results, ranks):
     for rank, mine in enumerate(results):
         if not isinstance(mine, (list, tuple)):
@@ -36,11 +44,12 @@ def judge(results, ranks):
     counts = [len(each) for each in results]
     if len(set(counts)) > 1:
         return "The ranks get %s items." % " and ".join([str(count) for count in counts])
-    missing = [item for item in range(7) if not any([item in each for each in results])]
+    n = items(ranks)
+    missing = [item for item in range(n) if not any([item in each for each in results])]
     if missing:
         return "Nobody gets item %d." % missing[0]
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(ranks)).tolist()
-    order += order[:-7 % ranks]
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(ranks)).tolist()
+    order += order[:-n % ranks]
     if results not in ([order[rank::ranks] for rank in range(ranks)],
                        [order[rank * counts[0]:(rank + 1) * counts[0]] for rank in range(ranks)]):
         return "In epoch %d the order should be %s, shared in turns or in blocks." % (ranks, order)
@@ -48,5 +57,6 @@ def judge(results, ranks):
 
 
 def case(ranks):
-    wanted = "n = 7: equally many items for each rank, and each of 0 to 6 with some rank."
-    return [[7, rank, ranks, ranks] for rank in range(ranks)], [wanted] * ranks
+    n = items(ranks)
+    wanted = "n = %d: equally many items for each rank, and each of 0 to %d with some rank." % (n, n - 1)
+    return [[n, rank, ranks, ranks] for rank in range(ranks)], [wanted] * ranks

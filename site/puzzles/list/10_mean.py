@@ -5,6 +5,7 @@ are, and <code>torch.tensor([a, b])</code> makes a tensor of two numbers."""
 NAME, RANKS, USES = "mean", (2, 3, 5), ("reduce_scatter", "all_gather", "all_reduce")
 SOLUTION = """
 import torch
+import torch.distributed as dist
 from all_reduce import all_reduce
 
 

@@ -27,6 +27,10 @@ MISTAKES = [
      "send once."),
     ([("        gradient += each\n    all_reduce(gradient)", "        all_reduce(each)\n        gradient += each")],
      "The values are right, but every micro-batch is sent. Add them up first.", "right on gloo"),
+    ([("    for each in micro_gradients:\n        gradient += each\n", "    gradient = sum(micro_gradients)\n")],
+     "`gradient = …` names another tensor, and the caller keeps the old one. `gradient += …` changes its values."),
+    ([("gradient /= dist", "gradient /= len(micro_gradients) * dist")],
+     "Over the micro-batches it is a sum. Divide by the number of ranks alone."),
     ([("    gradient /= dist.get_world_size()\n", "")], "That is the sum over the ranks. Divide by their number."),
 ]
 LEARNED = "In PyTorch: <code>with model.no_sync():</code> around all micro-batches but the last."

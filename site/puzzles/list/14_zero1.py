@@ -31,6 +31,12 @@ MISTAKES = [
        "        weights -= 0.1 * momentum\n"), ("        all_gather(weights)\n", "")],
      "Every rank keeps the momentum of all weights. One chunk per rank is enough: see reduce_scatter.",
      "right on gloo"),
+    ([("    mine = weights.tensor_split(ranks)[rank]\n    momentum = torch.zeros_like(mine)",
+       "    momentum = torch.zeros_like(weights)"),
+      ("        momentum += reduce_scatter(gradient) / ranks\n        mine -= 0.1 * momentum\n"
+       "        all_gather(weights)\n",
+       "        momentum += gradient\n        weights -= 0.1 * momentum\n")],
+     "Each rank uses its own gradients alone, so the weights drift apart. reduce_scatter adds the ranks' gradients."),
     ([("        all_gather(weights)\n", "")], "Each rank has new weights in its own chunk only. Gather them."),
     ([(" / ranks", "")], "reduce_scatter gives a sum. The step needs the mean gradient."),
 ]

@@ -27,6 +27,11 @@ MISTAKES = [
      "right on gloo"),
     ([("        weights.tensor_split(ranks)[rank].copy_(chunk)\n", "")],
      "all_gather passes on this rank's chunk of the whole tensor, and nothing was copied into it yet."),
+    ([("        weights = torch.zeros_like(x)\n        weights.tensor_split(ranks)[rank].copy_(chunk)\n"
+       "        all_gather(weights)\n        x = x * weights\n        free(weights)\n",
+       "        all_gather(chunk)\n        x = x * chunk\n")],
+     "all_gather needs a whole tensor in which your chunk is right: make one like x, and copy the chunk into it.",
+     "page only"),
     ([("        all_gather(weights)\n", "")], "Only this rank's chunk of the weights is there. Gather the others."),
     ([("        x = x * weights\n        free(weights)\n", "        free(weights)\n        x = x * weights\n")],
      "You free the weights before they are used."),
