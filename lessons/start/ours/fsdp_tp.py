@@ -6,11 +6,10 @@
 import sys
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
 from tensor import Column, Row
 from tensor_parallel import TensorParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 
 def parallelize(model, make_optimizer):

@@ -7,10 +7,9 @@ Copy and Sum are each other's backward (Megatron-LM's f and g: Shoeybi et al. 20
 
 import torch
 import torch.distributed as dist
+from tensor_parallel import TensorParallel
 from torch import nn
 from torch.nn.functional import linear
-
-from tensor_parallel import TensorParallel
 
 
 class Copy(torch.autograd.Function):
