@@ -65,7 +65,8 @@ task = "--batch 2 --context 256"
 
 # %%
 # !torchrun --nproc_per_node=4 mine/train_gpt.py --strategy ddp {task} 2>&1 | grep -m 1 multiple
-# !python -m course.step_memory --out results/live/14_alone mine/train_gpt.py {task} --width 256 | grep -v written
+# !python -m course.step_memory --out results/live/14_alone mine/train_gpt.py {task} --width 256 \
+#     > results/live/14_memory.txt
 
 # %%
 print(f"one process, width 256: {show.largest('results/live/14_alone'):.1f} MB, and the budget is {BUDGET} MB")
@@ -179,6 +180,7 @@ print(forward_only)
 lesson.predicted(my_falls, "yes")
 lesson.predicted(my_equal, "yes" if forward_only.equal else "no")
 
+
 # %% [markdown]
 # The loss falls, and no error came. But it is another training, and the comparison with one process names where they
 # part. That is why a strategy is judged by this comparison, and not by its loss.
@@ -252,16 +254,14 @@ my_few, my_many = None, None  # "TP", "DDP" or "no significant difference"
 why = dial.missing()  # None where this machine has a dial, else a line that says why not
 run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
 parts = check.parts(check.pair)
-counting = f"{run} torchrun --nproc_per_node=2 -m course.dial --rate 1gbit --count"
-program = f"mine/train_gpt.py --parts {parts} --updates 3 > results/live/14_count.txt"
-for crops in (4, 48):
-    for strategy in ("ddp", "tensor"):
-        command = f"{counting} {folder}/14_{strategy}_{crops}.json {program} --strategy {strategy} --batch {crops}"
-        # !{command}
+count = f"{run} torchrun --nproc_per_node=2 -m course.dial --rate 1gbit --count {folder}/14"
+gpt = f"mine/train_gpt.py --parts {parts} --updates 3"
+# !for how in ddp tensor; do for many in 4 48; do \
+#     {count}-$how-$many.json {gpt} --strategy $how --batch $many > results/live/14_count.txt || exit 1; done; done
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-counts = {f"{show.NAMES[strategy]}, {crops} crops": json.loads(Path(f"{folder}/14_{strategy}_{crops}.json").read_text())
-          for crops in (4, 48) for strategy in ("ddp", "tensor")}
+counts = {f"{show.NAMES[way]}, {crops} crops": json.loads(Path(f"{folder}/14-{way}-{crops}.json").read_text())
+          for crops in (4, 48) for way in ("ddp", "tensor")}
 lesson.table(show.sent(counts))
 
 # %%
@@ -388,10 +388,11 @@ my_least = None  # "DDP", "FSDP × TP", "TP", "GPipe" or "1F1B"
 
 # %%
 meter = "torchrun --nproc_per_node=4 -m course.step_memory --out"
+same = "mine/train_gpt.py --batch 32 --micro-batches 8"
 whose_part = {"tensor": parts, "fsdp_tp": parts, "pipe": pipe_parts}
-for strategy in strategies.split():
-    chosen = f"--strategy {strategy} --parts {whose_part.get(strategy, 'ours')} --micro-batches 8"
-    # !{meter} results/live/14_{strategy} mine/train_gpt.py --batch 32 {chosen} > results/live/14_memory.txt
+each = " ".join(f"{way}:{whose_part.get(way, 'ours')}" for way in strategies.split())
+# !for way in {each}; do {meter} results/live/14_${{way%:*}} {same} --strategy ${{way%:*}} --parts ${{way#*:}} \
+#     > results/live/14_memory.txt || exit 1; done
 # !{meter} results/live/14_whole mine/train_gpt.py --batch 32 --parts ours > results/live/14_memory.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
