@@ -374,8 +374,7 @@ lesson.table(show.causes(pipes))
 # keeps needs memory of its own. 1F1B computes again and again in the same. The C library gives large blocks back to the
 # system, which must clear each page anew when it is touched: a *page fault*. The table counts them. The notebooks of
 # this course tell the C library to keep what is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_MAX_`), and then there
-# are none. The CPU time beside it says what is left: the data of a micro-batch that has waited is no longer in the
-# caches when its backward comes.
+# are none. The CPU time beside it says what is left, such as data that is no longer in a cache when its backward comes.
 #
 # ## What do they save?
 #
