@@ -222,7 +222,7 @@ print("whose tensor.py:", check.whose(check.pair))
 # The MLP must have pieces of one size. On three ranks:
 
 # %%
-# !torchrun --nproc_per_node=3 mine/train_gpt.py --strategy tensor --parts ours 2>&1 | grep -m 1 pieces
+# !torchrun --nproc_per_node=3 mine/train_gpt.py --strategy tensor --parts ours 2>&1 | grep -o 'An MLP[^:]*' | head -1
 
 # %% [markdown]
 # ### PyTorch's own
@@ -257,7 +257,7 @@ parts = check.parts(check.pair)
 count = f"{run} torchrun --nproc_per_node=2 -m course.dial --rate 1gbit --count {folder}/14"
 gpt = f"mine/train_gpt.py --parts {parts} --updates 3"
 # !for how in ddp tensor; do for many in 4 48; do \
-#     {count}-$how-$many.json {gpt} --strategy $how --batch $many > results/live/14_count.txt || exit 1; done; done
+#     {count}-$$how-$$many.json {gpt} --strategy $$how --batch $$many > results/live/14_count.txt || exit 1; done; done
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 counts = {f"{show.NAMES[way]}, {crops} crops": json.loads(Path(f"{folder}/14-{way}-{crops}.json").read_text())
