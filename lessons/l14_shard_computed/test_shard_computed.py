@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,14 @@ def test_without_the_backward_of_copy_it_is_another_training(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("ranks", "options", "message"), [
     (3, ["--strategy", "tensor"], "no 3 equal pieces"),
-    (3, ["--strategy", "pipe", "--layers", 2], "too few for 3 ranks"),
-    (2, ["--strategy", "tensor", "--batch", 3, "--micro-batches", 2], "must be a multiple of 1 shares"),
-    (3, ["--strategy", "fsdp_tp"], "no mesh of pairs")])
+    *(pytest.param(*each, marks=pytest.mark.weekly) for each in (
+        (3, ["--strategy", "pipe", "--layers", 2], "too few for 3 ranks"),
+        (2, ["--strategy", "tensor", "--batch", 3, "--micro-batches", 2], "must be a multiple of 1 shares"),
+        (3, ["--strategy", "fsdp_tp"], "no mesh of pairs")))])
 def test_what_cannot_be_cut_is_refused_in_a_line(ranks, options, message):
-    done = runner.run(ranks, "--parts", "ours", "--updates", 1, *options, script=PROGRAM)
+    command = runner.command(ranks, PROGRAM, "--parts", "ours", "--updates", 1, *options, torchrun=["--standalone"])
+    done = subprocess.run(command, cwd=runner.ROOT, env=runner.environment(OMP_NUM_THREADS="1"), capture_output=True,
+                          text=True, timeout=120)
     assert done.returncode and message in done.stdout + done.stderr
 
 
