@@ -34,6 +34,8 @@ def defer_compiler():
     programs that use torch.compile.
     """
     def real(name):
+        if name == "__file__":  # inspect asks each module, also while torch imports what the real one needs
+            raise AttributeError(name)
         if sys.modules.get("torch._dynamo") is stand_in:
             del sys.modules["torch._dynamo"], torch._dynamo
         return getattr(importlib.import_module("torch._dynamo"), name)

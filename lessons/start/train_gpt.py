@@ -58,9 +58,8 @@ from examples.minimal_gpt import GPT, HEADS, loss_of, rate, read_text, validate,
 
 torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
 rank, world_size, args.device = join()
-if args.batch < 1 or args.micro_batches < 1 or args.batch % (world_size * args.micro_batches):
-    parser.exit(2, f"--batch {args.batch} must be a multiple of {world_size} ranks times --micro-batches\n")
-if args.width % HEADS or min(args.width, args.layers, args.context, args.updates, args.report) < 1:
+if args.width % HEADS or min(vars(args)[name] for name in ("batch", "micro_batches", "width", "layers", "context",
+                                                           "updates", "report")) < 1:
     parser.exit(2, f"--width must be a multiple of {HEADS}, and all numbers at least 1\n")
 if args.text and not (os.path.isfile(args.text) and os.path.getsize(args.text) > 10 * args.context):
     parser.exit(2, f"--text {args.text} is not a file of more than {10 * args.context} bytes\n")
@@ -103,6 +102,8 @@ if world_size > 1:
     parallel, optimizer = strategy.parallelize(model, make_optimizer)
 optimizer = optimizer or make_optimizer(model.parameters())
 which, shares = getattr(parallel, "share", (rank, world_size))
+if args.batch % (shares * args.micro_batches):
+    parser.exit(2, f"--batch {args.batch} must be a multiple of {shares} shares times --micro-batches\n")
 if rank == 0:
     count = sum(parameter.numel() for parameter in GPT(args.context, args.width, args.layers).parameters())
     print(f"{name}: {count:,} parameters, {args.batch * args.context:,} tokens per update", flush=True)

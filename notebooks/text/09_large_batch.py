@@ -221,7 +221,7 @@ check.noise("mine/noise.py")
 
 # %% [markdown]
 # `--noise` registers your hook in a training of two ranks. PyTorch's DDP has a place of its own for such code, the
-# *communication hook* ([14](14_make_it_faster.ipynb)).
+# *communication hook* ([15](15_talk_less.ipynb)).
 #
 # **Predict.** From how many images on is the gradient more than noise, when the target is reached?
 

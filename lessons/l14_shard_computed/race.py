@@ -1,0 +1,164 @@
+"""How long does an update take with each of some strategies of train_gpt.py, on networks of chosen speeds?
+
+    torchrun --nproc_per_node=2 lessons/l14_shard_computed/race.py --strategies ddp tensor --batch 4 \\
+        --rates 100mbit none --out results/live/14_race.json
+
+All strategies train the same GPT on the same number of crops, in turns. `--parts mine` takes those in mine/ where there
+are any. A rate is that of course/dial.py; none: no limit.
+
+The file is one JSON object: the machine; `parameters`; `tokens` per update; `kept`, whether glibc keeps what is freed
+(MALLOC_TRIM_THRESHOLD_); `rounds`, {rate: {strategy: [seconds per update, of the slowest rank]}}; `cpu` and `faults`,
+the same of the seconds of CPU time, and of page faults, per update, of all ranks together; `events` of the fastest of
+some updates of each pipeline, [{rank, event, text, start, end}] in ms.
+"""
+
+import contextlib
+import importlib
+import os
+import resource
+import sys
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from course import dial, rank_program, shortcuts
+from course.lesson import ROOT
+from course.timing import interleave, slowest, timed
+from examples.minimal_gpt import GPT, loss_of
+from trainer import files, launch
+from trainer.options import positive
+
+CPU, DRAWN = torch.device("cpu"), 5  # updates, of which the fastest is drawn
+
+
+class Training:
+    """A strategy at work on crops of random bytes."""
+
+    def __init__(self, strategy, args):
+        torch.manual_seed(0)
+        model = GPT(args.context, args.width, args.layers)
+        self.parameters, self.micro_batches = sum(each.numel() for each in model.parameters()), args.micro_batches
+        self.parallel, self.optimizer = importlib.import_module(strategy).parallelize(
+            model, partial(torch.optim.AdamW, lr=1e-3))
+        which, shares = getattr(self.parallel, "share", (dist.get_rank(), dist.get_world_size()))
+        self.windows = torch.randint(256, (args.batch, args.context + 1))[which::shares]
+
+    def update(self):
+        self.optimizer.zero_grad()
+        getattr(self.parallel, "backward", self.backward)(self.windows, self.micro_batches)
+        getattr(self.parallel, "finish", lambda: None)()
+        self.optimizer.step()
+
+    def backward(self, windows, micro_batches):
+        for number, part in enumerate(windows.chunk(micro_batches), 1):
+            quiet = number < micro_batches and hasattr(self.parallel, "no_sync")
+            with self.parallel.no_sync() if quiet else contextlib.nullcontext():
+                (loss_of(self.parallel, part) / micro_batches).backward()
+
+
+def measured(update, updates):
+    """(seconds, seconds of CPU time, page faults) per update of this rank."""
+    faults, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.process_time()
+    seconds = timed(update, updates, CPU)
+    return [seconds, (time.process_time() - cpu) / updates,
+            (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / updates]
+
+
+def drawn(training):
+    """What all ranks did in the fastest of some updates, in ms from its beginning; [] of what is no pipeline."""
+    noted = []
+
+    @contextlib.contextmanager
+    def note(name):
+        start = time.perf_counter()  # CLOCK_MONOTONIC: on this machine the same for all ranks
+        yield
+        event, _, number = name.lower().partition(" ")
+        if number.isdecimal():
+            noted.append({"rank": dist.get_rank(), "event": event, "text": number, "start": 1000 * start,
+                          "end": 1000 * time.perf_counter()})
+
+    from torch.distributed.pipelining import schedules
+
+    spaces, runs = [sys.modules.get("pipeline"), schedules], []
+    originals = [getattr(space, "record_function", None) for space in spaces]
+    for space in filter(None, spaces):
+        space.record_function = note
+    for _ in range(DRAWN):
+        rank_program.meet(CPU)
+        training.update()
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, noted)
+        runs.append([event for part in parts for event in part])
+        noted.clear()
+    for space, original in zip(spaces, originals, strict=True):
+        if space:
+            space.record_function = original
+    shortest = min(runs, key=lambda run: max((event["end"] for event in run), default=0) - begin(run))
+    return [event | {key: event[key] - begin(shortest) for key in ("start", "end")} for event in shortest]
+
+
+def begin(run):
+    return min((event["start"] for event in run), default=0)
+
+
+def measure(args):
+    trainings = {name: Training(name, args) for name in args.strategies}
+    for training in trainings.values():
+        for _ in range(3):  # DDP makes its buckets anew after its first update
+            training.update()
+    rounds, cpu, faults = {}, {}, {}
+    for rate in args.rates:
+        if args.rates != ["none"]:
+            dial.pace(None if rate == "none" else rate)
+        programs = {name: partial(measured, training.update, args.updates)
+                    for name, training in trainings.items()}
+        results = interleave(programs, args.rounds)
+        rounds[rate], cpu[rate], faults[rate] = {}, {}, {}
+        for name, each in results.items():
+            sums = torch.tensor(each, dtype=torch.float64)
+            rounds[rate][name] = slowest(sums[:, 0].tolist())
+            dist.all_reduce(sums)
+            cpu[rate][name], faults[rate][name] = sums[:, 1].tolist(), sums[:, 2].tolist()
+    return {"parameters": trainings[args.strategies[0]].parameters, "tokens": args.batch * args.context,
+            "micro_batches": args.micro_batches, "kept": os.environ.get("MALLOC_TRIM_THRESHOLD_") == "-1",
+            "rounds": rounds, "cpu": cpu, "faults": faults,
+            "events": {name: drawn(training) for name, training in trainings.items() if args.draw}}
+
+
+def main():
+    parser = rank_program.parser(__doc__, out="write what was measured to this file, as JSON", timeout=60)
+    parser.add_argument("--strategies", nargs="+", required=True, metavar="NAME", help="as train_gpt.py's --strategy")
+    parser.add_argument("--parts", choices=("mine", "ours"), default="ours", help="whose (%(default)s)")
+    for name, default in {"batch": 8, "micro-batches": 1, "context": 64, "width": 128, "layers": 4}.items():
+        parser.add_argument(f"--{name}", type=positive(int), default=default, help="as train_gpt.py's (%(default)s)")
+    parser.add_argument("--rates", nargs="+", default=["none"], metavar="RATE", help="such as 100mbit; none: no limit")
+    parser.add_argument("--rounds", type=positive(int), default=12, help="of each strategy (%(default)s)")
+    parser.add_argument("--updates", type=positive(int), default=3, help="of a round (%(default)s)")
+    parser.add_argument("--draw", action="store_true", help="note what each rank did, too")
+    args = parser.parse_args()
+    with parser.one_line():
+        placement = launch.find_placement("cpu", "gloo")
+        if placement.world_size < 2:
+            raise ValueError("this compares ranks: start two, torchrun --nproc_per_node=2")
+        for rate in args.rates:
+            if rate != "none":
+                dial.bits(rate)
+        if args.rates != ["none"] and (why := dial.missing()):
+            raise OSError(why)
+        if args.batch % (placement.world_size * args.micro_batches):
+            raise ValueError(f"--batch {args.batch} must be a multiple of {placement.world_size} ranks times "
+                             "--micro-batches: DDP shares it")
+        files.check_output("--out", args.out)
+    sys.path[:0] = [str(ROOT / "mine")] * (args.parts == "mine") + [str(ROOT / "lessons/start/ours")]
+    torch.set_num_threads(1)
+    with rank_program.ranks(placement, args.timeout):
+        shortcuts.defer_compiler()
+        results = measure(args)
+    if placement.rank == 0:
+        rank_program.write_json(args.out, rank_program.measured_on(placement) | results)
+
+
+if __name__ == "__main__":
+    rank_program.start(main)
