@@ -10,7 +10,7 @@ from lessons.l13_shard_kept import ahead, check, fit
 from tests import runner
 
 PROGRAM = "lessons/start/train_gpt.py"
-ODD = "--width 36 --layers 3 --batch 24 --context 16".split()  # sizes that 3 ranks do not divide
+ODD = ["--width", "36", "--layers", "3", "--batch", "24", "--context", "16"]  # sizes that 3 ranks do not divide
 
 
 @pytest.mark.parametrize("options", [["--strategy", "zero"],
