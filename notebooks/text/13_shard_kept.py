@@ -421,7 +421,9 @@ lesson.code(recompute)
 # recomputed blocks (0 to 4), so that it fits, and that neither could be smaller.
 
 # %%
-my_choice = None  # (micro-batches, recomputed blocks)
+def my_choice():
+    raise NotImplementedError  # return micro-batches, recomputed blocks
+
 
 # %%
 check.fit(my_choice)
@@ -430,7 +432,7 @@ check.fit(my_choice)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 choice, whose = check.fit.or_ours(my_choice)
-show.choices(json.loads(Path("results/live/13_fit.json").read_text()), choice)
+show.choices(json.loads(Path("results/live/13_fit.json").read_text()), choice())
 lesson.figure(f"Measured with MyFSDP. The ring is {whose} choice.")
 
 # %% [markdown]
