@@ -495,10 +495,10 @@ def my_choice():
           "it fits.",
           "Look at the curves: each point below the line fits. Of those, which has no cheaper neighbour that fits?"),
     mistakes={
-        "Recomputing alone leaves the whole batch's logits and one block's activations: make the micro-batches smaller, "
-        "too.": lambda: (1, 4),
-        "Each micro-batch sends everything once more, and each recomputed block computes once more: take as few as fit.":
-            lambda: (4, 4)})
+        "Recomputing alone leaves the whole batch's logits and one block's activations: make the micro-batches "
+        "smaller, too.": lambda: (1, 4),
+        "Each micro-batch sends everything once more, and each recomputed block computes once more: take as few as "
+        "fit.": lambda: (4, 4)})
 def fit(answer):
     """It fits, and neither fewer micro-batches nor fewer recomputed blocks would."""
     measured = json.loads((FITTED if FITTED.exists() else RECORDED).read_text())
