@@ -15,16 +15,19 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler writes lines of its own to stdout
 
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 
 from course import rank_program, shortcuts
 from trainer import files, options
 
+SETTLE = 0.003  # seconds after a message
 BACKWARD = "autograd::engine::evaluate_function"  # how the profiler names each step of a backward
 
 
@@ -56,6 +59,19 @@ def last_update(events) -> dict:
                 spans.append(span)
     times, sizes = zip(*curve, strict=True)
     return {"ms": times, "bytes": sizes, "spans": spans}
+
+
+def settle() -> None:
+    """Let gloo's threads release a message's tensors before the program goes on. What it no longer holds itself, they
+    would release last, and the profiler does not see what threads of others release."""
+    wait = dist.Work.wait
+
+    def patient(work, *args, **options):
+        done = wait(work, *args, **options)
+        time.sleep(SETTLE)
+        return done
+
+    dist.Work.wait = patient
 
 
 def read(folder: str | Path) -> list[dict]:
@@ -106,6 +122,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(args.program).resolve().parent))
     register_optimizer_step_pre_hook(begins)
     register_optimizer_step_post_hook(after)
+    settle()
     recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     recorder.__enter__()
     runpy.run_path(args.program, run_name="__main__")

@@ -17,7 +17,8 @@ def memory(curves: dict[str, dict], budget: float | None = None) -> list[Axes]:
         ax.fill_between(times, sizes, step="post", color=COLOURS[number], alpha=0.85)
         ax.axhline(sizes[0], color="black", linewidth=1.5, linestyle=":")
         worst = max(range(len(sizes)), key=sizes.__getitem__)
-        ax.text(times[worst] + 1, max(sizes), f"most {max(sizes):.1f} MB", va="top", ha="left")
+        ax.text(times[worst], 1.04 * max(sizes), f"most {max(sizes):.1f} MB", va="bottom", ha="center",
+                fontweight="bold")
         ax.text(99.5, sizes[0] + 0.05 * max(sizes), f"kept {sizes[0]:.1f} MB", ha="right", va="bottom",
                 bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})
         if budget:
@@ -27,7 +28,7 @@ def memory(curves: dict[str, dict], budget: float | None = None) -> list[Axes]:
                 ax.text(50 * (begin + end) / whole, -0.03, kind, ha="center", va="top", color=GREY, fontsize=14,
                         transform=ax.get_xaxis_transform())
         head(ax, name, key=[])
-        ax.set(ylabel="MB", xlim=(0, 100), ylim=(0, None))
+        ax.set(ylabel="MB", xlim=(0, 100), ylim=(0, 1.35 * max(max(each["bytes"]) for each in curves.values()) / 1e6))
         ax.grid(axis="x", visible=False)
         ax.set_xticks([])
     axes[-1].set_xlabel("time of one update", labelpad=24)

@@ -94,7 +94,7 @@ def choices(measured: dict, mine: tuple[int, int]) -> Axes:
             [own] = [row["most"] / 1e6 for row in line if row["recomputed"] == mine[1]]
             ax.plot(mine[1], own, "o", markersize=26, color="black", markerfacecolor="none", markeredgewidth=3)
     ax.axhline(measured["budget"] / 1e6, color=GREY, linestyle="--")
-    ax.text(0, measured["budget"] / 1e6 - 1, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, va="top")
+    ax.text(5.2, measured["budget"] / 1e6 + 8, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, ha="right")
     ax.set(xlabel="recomputed blocks, of 4", ylabel="MB at the worst moment", ylim=(0, None), xlim=(-0.2, 5.2))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     head(ax, "What a rank holds at most", key=[])
