@@ -37,7 +37,7 @@ import json
 import os
 from pathlib import Path
 
-from course import dial, plots, step_memory
+from course import dial, one_process, plots, step_memory
 from lessons.l13_shard_kept import check, show
 
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank: a process computes on one core
@@ -448,8 +448,9 @@ lesson.figure(f"Measured with MyFSDP. The ring is {whose} choice.")
 from lessons.l13_shard_kept.solution import OwnNorm
 
 lesson.code(OwnNorm.clip)
-# !python -m course.one_process --ranks 2 mine/train_gpt.py --strategy lessons.l13_shard_kept.own_norm \
-#     --parts ours --width 36 --layers 3 --batch 24 --context 16 --clip 0.1
+small = "--parts ours --width 36 --layers 3 --batch 24 --context 16 --clip 0.1"
+print(one_process.compare("mine/train_gpt.py", f"{small} --strategy lessons.l13_shard_kept.own_norm".split(), [2])[1])
+
 
 # %% [markdown]
 # No rank fails, and it is another training. Write it right, in `MyFSDP`.
