@@ -206,10 +206,11 @@ def exercise(*, solution, hint: str | tuple[str, ...], mistakes: dict[str, Any],
     return lambda check: Exercise(check, solution, hint, mistakes, limit)
 
 
-def mistake(answer: Callable, edits: dict[str, str]) -> Callable:
+def mistake(answer: Callable, edits: dict[str, str], whole_file: bool = False) -> Callable:
     """A typical mistake: the solution, a function or class of a module, with parts of its text replaced, {old: new}.
-    It takes the solution's arguments, also on ranks."""
-    text = edited(_text(answer), edits)
+    It takes the solution's arguments, also on ranks. whole_file: the text is that of its module, whose other classes
+    the edits may concern."""
+    text = edited(_text(sys.modules[answer.__module__] if whole_file else answer), edits)
     compile(text, answer.__name__, "exec")  # an edit that makes no Python fails here, and not on a rank
     return partial(_of_text, answer, text)
 

@@ -11,7 +11,6 @@ end of the update before; `bytes[k]` are held from `ms[k]` on. Spans are "backwa
 """
 
 import argparse
-import functools
 import json
 import os
 import runpy
@@ -21,7 +20,6 @@ from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler writes lines of its own to stdout
 
-import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
@@ -29,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from course import rank_program, shortcuts
 from trainer import files, options
 
+SETTLE = 0.003  # seconds after a message
 BACKWARD = "autograd::engine::evaluate_function"  # how the profiler names each step of a backward
 
 
@@ -62,20 +61,17 @@ def last_update(events) -> dict:
     return {"ms": times, "bytes": sizes, "spans": spans}
 
 
-def settled(collective):
-    """The collective, which returns when gloo's thread has let go of its tensors. The profiler hears of a release in
-    the program's thread alone: of what gloo's let go of last, each update would seem to keep some more."""
-    @functools.wraps(collective)
-    def call(*args, **options):
-        tensors = [each for each in args if torch.is_tensor(each)]
-        counts = [each._use_count() for each in tensors]
-        work = collective(*args, **options)
-        late = time.monotonic() + 0.2
-        while not options.get("async_op") and time.monotonic() < late and any(
-                each._use_count() > count for each, count in zip(tensors, counts, strict=True)):
-            time.sleep(1e-4)
-        return work
-    return call
+def settle() -> None:
+    """Let gloo's threads release a message's tensors before the program goes on. What it no longer holds itself, they
+    would release last, and the profiler does not see what threads of others release."""
+    wait = dist.Work.wait
+
+    def patient(work, *args, **options):
+        done = wait(work, *args, **options)
+        time.sleep(SETTLE)
+        return done
+
+    dist.Work.wait = patient
 
 
 def read(folder: str | Path) -> list[dict]:
@@ -122,12 +118,11 @@ def main() -> None:
             print(f"{path}: written", flush=True)
             shortcuts.exit_now()
 
-    for name in ("all_reduce", "broadcast", "recv"):
-        setattr(dist, name, settled(getattr(dist, name)))
     sys.argv = [args.program, *args.arguments]
     sys.path.insert(0, str(Path(args.program).resolve().parent))
     register_optimizer_step_pre_hook(begins)
     register_optimizer_step_post_hook(after)
+    settle()
     recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     recorder.__enter__()
     runpy.run_path(args.program, run_name="__main__")

@@ -284,7 +284,8 @@ class Film:
         begin, found = now(), {}
         for name, tensor in tensors.items():
             if (hasattr(tensor, "full_tensor") or type(tensor).__name__ == "FlatParameter" or tensor.is_meta
-                    or not tensor.numel() or not tensor.is_floating_point()):
+                    or not tensor.numel() or not tensor.is_floating_point()
+                    or not tensor.untyped_storage().nbytes()):  # released between two uses: reading would crash
                 continue
             exact = torch.float32 if tensor.device.type == "mps" else torch.float64
             flat = tensor.detach().reshape(-1).to(exact)

@@ -68,6 +68,11 @@ def looks(method: Callable) -> Callable:
 # ---------------------------------------------------------------------------------------------------- what is looked at
 
 
+def released(tensor: Tensor) -> bool:
+    """Has its memory been given back, as fully sharded weights' between two uses? To read it would end the process."""
+    return not tensor.untyped_storage().nbytes()
+
+
 def digest(tensors: Iterable[Tensor]) -> list[float] | None:
     """[sum, norm] of all numbers: equal on ranks that hold the same. None where a tensor is sparse, is a part of a
     larger one, or has no values yet, and while a CUDA graph is captured."""
@@ -80,6 +85,8 @@ def digest(tensors: Iterable[Tensor]) -> list[float] | None:
     tensors = [tensor.detach() for tensor in tensors if not tensor.is_complex() and tensor.numel()]
     if not tensors:
         return [0.0, 0.0]
+    if any(map(released, tensors)):
+        return None
     exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
     sums = torch.stack([tensor.sum(dtype=exact).cpu() for tensor in tensors]).tolist()
     norms = torch.stack([torch.linalg.vector_norm(tensor if tensor.is_floating_point() else tensor.to(exact),

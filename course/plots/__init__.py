@@ -9,6 +9,7 @@ torch in here, so that a log can be studied on any laptop.
 from course.plots import timelines
 from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput, under_ceiling
 from course.plots.files import write_all
+from course.plots.memory import memory
 from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING
 from course.plots.timelines import lanes, timeline
 from course.plots.training import (

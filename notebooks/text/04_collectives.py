@@ -516,9 +516,9 @@ lesson.predictions()
 # |:--|:--|:--|
 # | c10d: messages, collectives, process groups | the ranks exchange tensors | this one |
 # | `DistributedDataParallel` | averages the ranks' gradients | [06](06_ddp.ipynb) |
-# | `fully_shard` (FSDP2) | each rank keeps a part of the model | [13b](13b_fsdp2.ipynb) |
-# | tensor parallelism, pipelines (TP, PP) | each rank computes a part of the model | [13](13_beyond_ddp.ipynb) |
-# | `DTensor`, `DeviceMesh` | a tensor in parts on a grid of ranks; FSDP2 and TP are built on them | [13b](13b_fsdp2.ipynb) |
+# | `fully_shard` (FSDP2) | each rank keeps a part of the model | [13](13_shard_kept.ipynb) |
+# | tensor parallelism, pipelines (TP, PP) | each rank computes a part of the model | [14](14_shard_computed.ipynb) |
+# | `DTensor`, `DeviceMesh` | a tensor in parts on a grid of ranks; FSDP2 and TP are built on them | [13](13_shard_kept.ipynb) |
 # | `torchrun` | starts the ranks | [03](03_processes_and_ranks.ipynb), [10](10_launchers.ipynb) |
 #
 # [PyTorch's overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html) has the same list. Older pages

@@ -341,7 +341,7 @@ lesson.table(show.same_program())
 # DDP sends rank 0's buffers, such as BatchNorm's running means, to all ranks before each forward
 # (`forward_sync_buffers`, before PyTorch 2.13 `broadcast_buffers`). With a GPU for each rank say
 # `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. A rank of DDP holds the whole model, its
-# gradients and its optimizer's state, however many ranks there are: lesson [13](13_beyond_ddp.ipynb) shards them. To
+# gradients and its optimizer's state, however many ranks there are: lesson [13](13_shard_kept.ipynb) shards them. To
 # continue a training a file must hold more than weights: lesson [11](11_fault_tolerance.ipynb).
 #
 # </details>

@@ -302,7 +302,7 @@ lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interva
 # The share of time in which a training makes progress that it keeps is its **goodput**: about 100 % minus the three shares
 # of its row.
 # Large jobs make δ small: `dcp.async_save` copies the state to the CPU's memory, which training waits for, and writes it
-# during the next steps ([13b](13b_fsdp2.ipynb) measures it). They make R small by nodes that wait with the program
+# during the next steps. They make R small by nodes that wait with the program
 # started (*hot spares*).
 #
 # ## Stop together
@@ -414,7 +414,7 @@ print(f"gloo waits {defaults.default_pg_timeout.total_seconds():,.0f} s, unless 
 # ## Four writers, two readers
 #
 # In DDP each rank holds the whole model, so one rank can write it. Where ranks *shard* a model
-# ([13](13_beyond_ddp.ipynb)), none has all of it.
+# ([13](13_shard_kept.ipynb)), none has all of it.
 # [`torch.distributed.checkpoint`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) (DCP) lets each rank
 # write its part, and gives another number of ranks the parts that they need (*resharding*).
 #

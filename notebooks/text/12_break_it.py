@@ -285,4 +285,4 @@ lesson.predictions()
 #    too.
 # 3. In a slow job, ask which rank calls the collective last. The one that waits longest is not the slow one.
 #
-# **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb). Each rank holds the whole model. What if it does not fit?
+# **Next:** [13 · Shard what is kept](13_shard_kept.ipynb). Each rank holds the whole model. What if it does not fit?

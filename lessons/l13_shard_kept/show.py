@@ -1,0 +1,101 @@
+"""Lesson 13: its pictures and tables."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from course import plots, step_memory
+from course.compare import ratio
+from course.dial import words
+from course.plots.style import COLOURS, GREY, PARTS, head, line_style, stacked
+
+SHARED = {"DDP": (), "MyZero": ("optimizer state",), "MyFSDP": tuple(PARTS)[:3]}  # what N ranks share
+BYTES = {"parameters": 4, "gradients": 4, "optimizer state": 8}  # per parameter: float32, and Adam's two averages
+
+
+def kept(curves: dict[str, dict], parameters: int, ranks: int) -> Axes:
+    """{strategy: what course.step_memory has written of one rank}: bytes per parameter by the sum 4 + 4 + 8, and what
+    the meter has found, a diamond."""
+    ax = plt.subplots(figsize=(12, 4.6))[1]
+    bars = [{part: size / (ranks if part in SHARED[name] else 1) for part, size in BYTES.items()} for name in curves]
+    key = stacked(ax, list(curves), bars, {part: PARTS[part] for part in BYTES}, "bytes per parameter, on each rank")
+    for place, curve in enumerate(curves.values()):
+        ax.plot(step_memory.kept(curve) / parameters, place, "D", color="black", markersize=13, clip_on=False)
+    head(ax, "Kept between two updates (diamond: measured)", key=key, columns=3)
+    return ax
+
+
+def sent(files: dict[str, str | Path], parameters: int, update: int = 2) -> list[dict]:
+    """{strategy: what course.dial --count has written}: what rank 0 sent in that update, by the kernel's count."""
+    sizes = {name: sum(json.loads(Path(file).read_text())["updates"][update][0]) for name, file in files.items()}
+    return [{"strategy": name, "rank 0 sends per update, bytes": f"{size:,}",
+             "in all weights' float32 bytes": f"{size / (4 * parameters):.2f}"} for name, size in sizes.items()]
+
+
+def ahead(measured: dict) -> list[Axes]:
+    """A panel for each rate, a bar for each strategy: milliseconds per update, and which of them `alone` lacks."""
+    rounds = measured["rounds"]
+    axes = plt.subplots(len(rounds), 1, figsize=(13, 1.3 + 2.5 * len(rounds)), sharex=True, squeeze=False)[1][:, 0]
+    labels = {"alone": "no communication"} | {name: f"{name} ({whose})" for name, whose in measured["whose"].items()}
+    parts = {"computing": COLOURS[5], "exposed communication": COLOURS[1]}
+    for ax, (rate, times) in zip(axes, rounds.items(), strict=True):
+        medians = [1000 * median(times[name]) for name in labels]
+        bars = [{"computing": min(each, medians[0]), "exposed communication": max(0, each - medians[0])}
+                for each in medians]
+        key = stacked(ax, list(labels.values()), bars, parts, "milliseconds per update" if ax is axes[-1] else "", "ms")
+        head(ax, network(rate), key=key if ax is axes[0] else [], columns=2)
+    return list(axes)
+
+
+def network(rate: str) -> str:
+    return "no limit" if rate == "none" else words(rate)
+
+
+def claims(measured: dict) -> list[dict]:
+    return [{"network": network(rate), "one block ahead ÷ when needed": str(ratio(times["one block ahead"],
+                                                                                   times["when needed"]))}
+            for rate, times in measured["rounds"].items()]
+
+
+def where_faster(measured: dict) -> str:
+    """Where gathering ahead is significantly faster: the rate, "both", or "neither"."""
+    rates = [rate for rate, times in measured["rounds"].items()
+             if (each := ratio(times["one block ahead"], times["when needed"])).significant and each.high < 1]
+    return {0: "neither", 1: rates[0] if rates else ""}.get(len(rates), "both")
+
+
+def lanes(films: dict[str, str | Path], step: int) -> list[Axes]:
+    """{title: the film of a run}: what two ranks did in that step, one run below the other."""
+    axes = plt.subplots(len(films), 1, figsize=(14, 6 * len(films)), sharex=True)[1]
+    for ax, (title, film) in zip(axes, films.items(), strict=True):
+        plots.lanes(film, range(step, step + 1), ax)
+        ax.set_title(title, pad=40)
+        ax.set_xlabel("milliseconds" if ax is axes[-1] else "")
+    return list(axes)
+
+
+def choices(measured: dict, mine: tuple[int, int]) -> Axes:
+    """A curve for each number of micro-batches over the number of recomputed blocks. `mine` is ringed."""
+    ax = plt.subplots(figsize=(12, 6))[1]
+    rows = measured["choices"]
+    for number, count in enumerate(sorted({row["micro_batches"] for row in rows})):
+        line = [row for row in rows if row["micro_batches"] == count]
+        ax.plot([row["recomputed"] for row in line], [row["most"] / 1e6 for row in line], **line_style(number))
+        for row in line:
+            ax.annotate(f"{row['most'] / 1e6:.0f}", (row["recomputed"], row["most"] / 1e6), (0, 9), fontsize=14,
+                        textcoords="offset points", ha="center", color=COLOURS[number])
+        ax.text(line[-1]["recomputed"] + 0.15, line[-1]["most"] / 1e6,
+                f"{count} micro-batch{'es' * (count > 1)}", color=COLOURS[number], va="center")
+        if mine[0] == count:
+            [own] = [row["most"] / 1e6 for row in line if row["recomputed"] == mine[1]]
+            ax.plot(mine[1], own, "o", markersize=26, color="black", markerfacecolor="none", markeredgewidth=3)
+    ax.axhline(measured["budget"] / 1e6, color=GREY, linestyle="--")
+    ax.text(5.2, measured["budget"] / 1e6 + 8, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, ha="right")
+    ax.set(xlabel="recomputed blocks, of 4", ylabel="MB at the worst moment", ylim=(0, None), xlim=(-0.2, 5.2))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    head(ax, "What a rank holds at most", key=[])
+    return ax
