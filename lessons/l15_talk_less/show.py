@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector
 from course.compare import ratio
 from course.dial import words
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, darker, halo, head, line_style, name_rows
+from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, darker, halo, head, line_style, name_rows, ticks
 from lessons.l15_talk_less import record
 
 WORDS = {"ddp": "DDP", "hook": "DDP, 16 bits", "hierarchical": "DDP, hierarchical", "hsdp": "HSDP",
@@ -89,7 +89,7 @@ def budget(megabytes: dict[str, float], most: float, every: int) -> Axes:
     ax = plt.subplots(figsize=(12, 1.6 + 0.75 * len(megabytes)))[1]
     for y, size in enumerate(megabytes.values()):
         ax.barh(y, size, height=0.6, color=COLOURS[2] if size <= most else COLOURS[1])
-        ax.text(size, y, f"  {size:.2f} MB", va="center", fontweight="bold", path_effects=halo())
+        ax.text(max(size, most), y, f"  {size:.2f} MB", va="center", fontweight="bold", path_effects=halo())
     ax.axvline(most, color="black", linewidth=2.5, linestyle="--")
     ax.text(most, -0.62, f" the budget, {most:g} MB", va="bottom", fontsize=17, fontweight="bold")
     name_rows(ax, [name(strategy, every) for strategy in megabytes])
@@ -176,24 +176,49 @@ def lowest(lines: list[dict]) -> str:
     return min(tuned(lines).items(), key=lambda each: median(line["val"][-1][1] for line in each[1]))[0][0]
 
 
+def summary(lines: list[dict], megabytes: dict[str, float]) -> list[str]:
+    """A line for each strategy that communicates less often: its val loss beside DDP's, and what DDP sends to get as
+    far as it does."""
+    runs = tuned(lines)
+    ddp = [(update, median(losses)) for update, *losses in by_update(runs["ddp", 1])]
+    said = []
+    for (strategy, every), of_strategy in runs.items():
+        if strategy == "ddp":
+            continue
+        update, *losses = by_update(of_strategy)[-1]
+        loss = median(losses)
+        text = (f"**{name(strategy, every)}**: val loss {loss:.3f} with {update * megabytes[strategy]:,.0f} MB between "
+                f"the nodes; DDP {ddp[-1][1]:.3f} with {update * megabytes['ddp']:,.0f} MB.")
+        far = next((before for before, ddp_loss in ddp if ddp_loss <= loss), None)
+        said.append(text + (f" DDP is as far after {far} updates and {far * megabytes['ddp']:,.0f} MB." if far else ""))
+    return said
+
+
+def by_update(runs: list[dict]) -> list[tuple]:
+    """[(update, val loss of each seed …)]."""
+    together = zip(*(line["val"] for line in runs), strict=True)
+    return [(points[0][0], *(loss for _, loss in points)) for points in together]
+
+
 def curves(lines: list[dict], megabytes: dict[str, float], axis: str) -> Axes:
     """Val loss against `axis`, "tokens" or "bytes" (between nodes, on a logarithmic axis): a line for each strategy
     through the medians of the seeds, and a band from the lowest to the highest of them."""
     ax = plt.subplots(figsize=(12, 7))[1]
     notes = []
     for number, ((strategy, every), runs) in enumerate(tuned(lines).items()):
-        updates = [update for update, _ in runs[0]["val"]]
+        updates, *of_seeds = zip(*by_update(runs), strict=True)
         x = [update * (runs[0]["tokens"] / 1000 if axis == "tokens" else megabytes[strategy]) for update in updates]
-        losses = list(zip(*([loss for _, loss in line["val"]] for line in runs), strict=True))
+        losses = list(zip(*of_seeds, strict=True))
         middle = [median(of_update) for of_update in losses]
         colour = colour_of(COLOUR[strategy])
         ax.plot(x, middle, **line_style(number, "recorded", colour))
         ax.fill_between(x, [min(each) for each in losses], [max(each) for each in losses], color=colour, alpha=0.2)
         notes.append((x[-1], middle[-1], name(strategy, every), colour))
     ax.set(ylabel="val loss, nats per byte",
-           xlabel="thousand tokens" if axis == "tokens" else "MB between the two nodes, so far (logarithmic)")
+           xlabel="thousand tokens" if axis == "tokens" else "MB between the two nodes, so far (logarithmic axis)")
     if axis == "bytes":
         ax.set_xscale("log")
+        ticks(ax, [each for each in (10, 20, 50, 100, 200, 500, 1000) if ax.get_xlim()[0] <= each <= ax.get_xlim()[1]])
     head(ax, f"Recorded: {len(runs)} seeds, tuned rates", key=[])
     write_beside(ax, notes, BESIDE_AN_END if axis == "tokens" else BESIDE_A_POINT)
     return ax
@@ -233,6 +258,7 @@ def walks(every: int = 8, first: int = 24, outer_steps: int = 3, updates: int = 
                 label="the ranks' mean" if number == 0 else None)
         ax.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 4,
                                                           "shrinkA": 0, "shrinkB": 0})
+        ax.plot([to_x], [to_y])  # an arrow does not widen the axes
         ax.annotate(f"outer step {begun + number + 1}", ((x + to_x) / 2, (y + to_y) / 2), (0, 12), fontsize=16,
                     textcoords="offset points", ha="center", fontweight="bold", color=darker(COLOURS[1]),
                     path_effects=halo())

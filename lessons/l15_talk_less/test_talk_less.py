@@ -88,12 +88,19 @@ def test_a_search_ends_when_both_neighbours_are_worse():
     assert sorted(tried) == [0.5, 1, 2, 4, 8]
 
 
-def test_the_recording_has_100_outer_steps_and_three_seeds_of_each_strategy():
-    runs = show.tuned(show.recording())
-    assert set(runs) == set(record.STRATEGIES)
-    for (_, every), of_strategy in runs.items():
-        assert [line["seed"] for line in of_strategy] == [0, 1, 2]
-        assert all(line["updates"] // every >= 100 and line["val"][-1][0] == line["updates"] for line in of_strategy)
+def test_each_recorded_training_has_100_outer_steps_and_went_to_its_end():
+    for line in show.recording():
+        assert (line["strategy"], line["every"]) in record.STRATEGIES
+        assert line["updates"] // line["every"] >= 100 and line["val"][-1][0] == line["updates"]
+
+
+def test_the_summary_says_what_ddp_sends_to_get_as_far():
+    def line(strategy, every, losses):
+        return {"strategy": strategy, "every": every, "lr": 0.1, "outer": None, "seed": 0,
+                "val": [[80 * number, loss] for number, loss in enumerate(losses, 1)]}
+
+    [said] = show.summary([line("ddp", 1, [3, 2, 1]), line("local", 8, [3.5, 2.5, 2.2])], {"ddp": 1, "local": 0.1})
+    assert "2.200 with 24 MB" in said and "DDP 1.000 with 240 MB" in said and "after 160 updates and 160 MB" in said
 
 
 @pytest.mark.weekly

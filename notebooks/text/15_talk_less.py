@@ -384,9 +384,15 @@ show.curves(lines, megabytes, "bytes")
 lesson.figure("The same trainings against the bytes between the nodes: those of the dial's count above, per update, "
               "times the updates.")
 lesson.table(show.learned(lines, megabytes, BUDGET))
+lesson.verdict(show.summary(lines, megabytes))
 
 # %% [markdown]
-# RESULT
+# Read the two pictures together. Against tokens a strategy that communicates less often pays: between two messages each
+# rank follows its own crops. Against bytes it gains. Which picture counts depends on what is scarce on your cluster,
+# data or the link. Three seeds are too few to name a winner by the rule of lesson [01](01_measure.ipynb). So the
+# pictures show all of them.
+#
+# The budget decides here: of all strategies that keep it, take the one with the lowest loss.
 #
 # **What the ranks do not share.** Each rank's AdamW keeps moments of its own, from its own crops. DiLoCo leaves them
 # where they are: to send them, too, would make a message three times as long. A checkpoint must then hold the optimizer
