@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 
 from course.compare import ratio
 from course.dial import words
+from course.lesson import some
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, darker, halo, head, line_style, name_rows, ticks
 from lessons.l15_talk_less import record
@@ -219,7 +220,7 @@ def curves(lines: list[dict], megabytes: dict[str, float], axis: str) -> Axes:
     if axis == "bytes":
         ax.set_xscale("log")
         ticks(ax, [each for each in (10, 20, 50, 100, 200, 500, 1000) if ax.get_xlim()[0] <= each <= ax.get_xlim()[1]])
-    head(ax, f"Recorded: {len(runs)} seeds, tuned rates", key=[])
+    head(ax, f"Recorded: {some(len(runs), 'seed')}, tuned rates", key=[])
     write_beside(ax, notes, BESIDE_AN_END if axis == "tokens" else BESIDE_A_POINT)
     return ax
 
