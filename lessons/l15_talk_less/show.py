@@ -1,207 +1,271 @@
-"""Lesson 15: what ways that talk less send, how fast they are, and what they learn.
+"""Lesson 15: its pictures and tables.
 
-`results` is the JSON of lessons/l15_talk_less/talk_less.py. A way is its name there, `way`, and `every`, the number of
-batches after which its ranks talk. The forecast is lesson 08's first model, with fewer or shorter messages.
+A count is what `course.dial --count` has written of two nodes of two ranks. A recording is the list of the lines of
+results/recorded/talk-less/trainings.jsonl, which record.py explains.
 """
 
-import math
+import json
+from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch.nn.utils import parameters_to_vector
 
-from course.compare import FEWEST, NOT_SHOWN, ratio
-from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, key_below, line_key, line_style, name_rows
-from course.predict.fit import BUS_FACTORS, powersgd_values
+from course.compare import ratio
+from course.dial import words
+from course.lesson import some
+from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, darker, halo, head, line_style, name_rows, ticks
+from lessons.l15_talk_less import record
 
-WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
-         "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
-TRAININGS = ["never", "ddp", "accumulate", "local", "diloco"]  # each learns in its own way; the rest are DDP's, nearly
-FLOAT = 4  # bytes
-POWERSGD_RANK = 2  # columns, as talk_ways.py asks for
-
-
-def name(way: str, every: int, whose: str | None = None) -> str:
-    """A way's name in tables and pictures; `whose`: the author of DiLoCo's outer step, "yours" or "ours"."""
-    author = f" ({whose})" if whose and way == "diloco" else ""
-    return WORDS[way] + author + (f", each {every}" if every > 1 else "")
+WORDS = {"ddp": "DDP", "hook": "DDP, 16 bits", "hierarchical": "DDP, hierarchical", "hsdp": "HSDP",
+         "local": "local SGD", "diloco": "DiLoCo"}
+COLOUR = dict(zip(["ddp", "hook", "hierarchical", "hsdp", "local", "diloco"], [6, 0, 5, 3, 2, 1], strict=True))
+PER_NODE = 2
 
 
-# ------------------------------------------------------------------------------------------------ predicted
+def name(strategy: str, every: int = 1, whose: str = "") -> str:
+    text = WORDS[strategy] + (f", H = {every}" if strategy in ("local", "diloco") and every > 1 else "")
+    return f"{text} ({whose})" if whose else text
 
 
-def messages(way: str, shapes: list) -> tuple[int, int]:
-    """(number, bytes of all) of the all-reduces that a rank takes part in when it talks; `shapes` of the tensors."""
-    whole = FLOAT * sum(map(math.prod, shapes))
-    if way == "never":
-        return 0, 0
-    if way == "bf16":
-        return 1, whole // 2
-    if way == "powersgd":
-        return 3, FLOAT * powersgd_values(shapes, POWERSGD_RANK)  # what stays whole, all P, all Q
-    return 1, whole
+# --------------------------------------------------------------------------------------------------------- bytes
 
 
-def sent(way: str, every: int, shapes: list, ranks: int) -> float:
-    """Bytes that each rank sends a batch, by a ring's formula: 2 (W - 1) / W times the message."""
-    return BUS_FACTORS["all_reduce"](ranks) * messages(way, shapes)[1] / every
+def between(count: dict, every: int = 8) -> float:
+    """MB that go between nodes per update, both directions, on average. The first `every` updates are left out: there
+    DDP sends the first weights, too."""
+    rest = count["updates"][every:]
+    return sum(map(crossing, rest)) / len(rest) / 1e6
 
 
-def silent_batch(results: dict) -> float:
-    """Seconds of a batch of ranks that never talk, the median of the rounds."""
-    return median(row["seconds"] for row in results["rounds"] if row["way"] == "never") / results["steps"]
+def crossing(table: list[list[int]]) -> int:
+    """Bytes between nodes, of a table: row i, column j, what rank i has sent to rank j."""
+    return sum(sent for i, row in enumerate(table) for j, sent in enumerate(row) if i // PER_NODE != j // PER_NODE)
 
 
-def forecast(text: str, results: dict, alpha: float, beta: float) -> pd.DataFrame:
-    """A row for each way of `text`, a --ways, without `never`: `count` of its messages, `message`, the bytes of all,
-    and `share` of the images a second of ranks that never talk, whose time stands in `results`.
-
-    A message of n bytes takes alpha + beta * n seconds, once in `every` batches.
-    """
-    alone, rows = silent_batch(results), []
-    for way, _, every in (word.partition(":") for word in text.split()):
-        every, (count, size) = int(every or 1), messages(way, results["shapes"])
-        if count:
-            rows.append({"way": way, "every": every, "name": name(way, every), "count": count, "message": size,
-                         "share": alone / (alone + (count * alpha + beta * size) / every)})
-    return pd.DataFrame(rows)
+def read(files: dict[str, str | Path]) -> dict[str, float]:
+    """{strategy: MB between nodes per update} of the counts in these files."""
+    return {strategy: between(json.loads(Path(file).read_text())) for strategy, file in files.items()}
 
 
-def expected(forecast: pd.DataFrame, row) -> float | None:
-    """The predicted share of a way, from its row of `ways`; None where nothing is predicted."""
-    return forecast.set_index(["way", "every"])["share"].get((row.way, row.every))
+def links(file: str | Path, every: int = 8) -> Axes:
+    """Which rank sends how many MB per update to which: four ranks in two nodes, an arrow per connection in use."""
+    count = json.loads(Path(file).read_text())
+    rest = count["updates"][every:]
+    ax = plt.subplots(figsize=(11, 4.6))[1]
+    places = [(0, 1), (0, 0), (4, 0), (4, 1)]  # of ranks 0 to 3
+    for node, x in enumerate((0, 4)):
+        ax.add_patch(plt.Rectangle((x - 0.75, -0.6), 1.5, 2.2, facecolor=PALE, edgecolor="none"))
+        ax.text(x, 1.72, f"node {node}", ha="center", fontsize=18, fontweight="bold")
+    for i, one in enumerate(places):
+        ax.text(*one, f"rank {i}", ha="center", va="center", fontsize=17, fontweight="bold",
+                bbox={"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": GREY})
+        for j, other in enumerate(places):
+            sent = sum(table[i][j] for table in rest) / len(rest) / 1e6
+            if sent < 0.01:
+                continue
+            crosses = i // PER_NODE != j // PER_NODE
+            colour = COLOURS[1] if crosses else COLOURS[0]
+            side = 0.55 if crosses else 0.24
+            (x, y), (to_x, to_y) = one, other
+            sign = (to_x > x) - (to_x < x)
+            start, end = (x + sign * side, y), (to_x - sign * side, to_y)
+            if not crosses:
+                start, end = (x, y + 0.24 * (1 if to_y > y else -1)), (x, to_y - 0.24 * (1 if to_y > y else -1))
+            ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 4})
+            middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+            ax.text(middle[0], middle[1] + (0.09 if crosses else 0), f"{sent:.2f} MB", ha="center", fontsize=17,
+                    va="bottom" if crosses else "center", fontweight="bold", color=darker(colour), path_effects=halo())
+    bare(ax)
+    ax.set(xlim=(-1, 5), ylim=(-0.7, 2), xticks=[], yticks=[])
+    return ax
 
 
-def seldom(seconds: float, alpha: float, beta: float, size: int, share: float) -> int:
-    """Batches of `seconds` each after which ranks must talk to reach this share of the images a second of ranks that
-    never do; a message of `size` bytes takes alpha + beta * size seconds."""
-    return max(1, math.ceil((alpha + beta * size) / seconds * share / (1 - share)))
+def budget(megabytes: dict[str, float], most: float, every: int) -> Axes:
+    """{strategy: MB between nodes per update}: a bar each, and the budget."""
+    ax = plt.subplots(figsize=(12, 1.6 + 0.75 * len(megabytes)))[1]
+    for y, size in enumerate(megabytes.values()):
+        ax.barh(y, size, height=0.6, color=COLOURS[2] if size <= most else COLOURS[1])
+        ax.text(max(size, most), y, f"  {size:.2f} MB", va="center", fontweight="bold", path_effects=halo())
+    ax.axvline(most, color="black", linewidth=2.5, linestyle="--")
+    ax.text(most, -0.62, f" the budget, {most:g} MB", va="bottom", fontsize=17, fontweight="bold")
+    name_rows(ax, [name(strategy, every) for strategy in megabytes])
+    ax.set_xlabel("MB between nodes per update")
+    ax.margins(x=0.15)
+    return ax
 
 
-def forecasts(table: pd.DataFrame) -> list[dict]:
-    """A row a way of a forecast: what it sends, when, and how fast that lets it be."""
-    return [{"way": row.name, "talks after batches": row.every, "messages": row.count,
-             "their bytes": f"{row.message:,}", "predicted, % of the ceiling": f"{100 * row.share:.0f}"}
-            for row in table.itertuples(index=False)]
+def bytes_table(megabytes: dict[str, float], parameters: int) -> list[dict]:
+    """A row for each strategy: MB between nodes per update, in DDP's, and in the bytes of all gradients in float32."""
+    return [{"strategy": WORDS[strategy], "MB between nodes per update": f"{size:.3f}",
+             "÷ the gradients' bytes": f"{size / (4e-6 * parameters):.2f}",
+             "÷ DDP's": f"{size / megabytes['ddp']:.2f}"} for strategy, size in megabytes.items()]
 
 
-# ------------------------------------------------------------------------------------------------ measured
+# --------------------------------------------------------------------------------------------------------- time
 
 
-def rounds(results: dict) -> pd.DataFrame:
-    """A row for each round of each way: its `name`, images a second as a `share` of what ranks that never talk reached
-    in the same round, and `elapsed`, seconds of training since the start of this seed."""
-    table = pd.DataFrame(results["rounds"])
-    table["name"] = [name(row["way"], row["every"], results.get("outer")) for row in results["rounds"]]
-    never = table[table["way"] == "never"].set_index(["seed", "round"])["seconds"]
-    table["share"] = [never[row.seed, row.round] / row.seconds for row in table.itertuples()]
-    table["synthetic"] = results["dataset"] == "synthetic"
-    table["elapsed"] = table.groupby(["seed", "name"], sort=False)["seconds"].cumsum()
-    return table
-
-
-def ways(results: dict) -> pd.DataFrame:
-    """A row a way: `share` (median), and its interval from `low` to `high`, by `pairs` of rounds, one of ranks that
-    never talk; `accuracy` (median), `worst`, `best` over the seeds after the last round; `sent`, bytes a batch and
-    rank, the lowest of the rounds: other programs talk, too. `slower`: significantly, than ranks that never talk."""
-    table = rounds(results)
-    of_ways = table.groupby(["name", "way", "every"], sort=False)
-    last = table[table["round"] == table["round"].max()].groupby(["name", "way", "every"], sort=False)["accuracy"]
-    speed = pd.DataFrame([ratio(share, [1] * len(share)) for _, share in of_ways["share"]],  # 1: that of `never`
-                         columns=["share", "low", "high", "pairs"], index=of_ways["share"].first().index)
-    return speed.assign(accuracy=last.median(), worst=last.min(), best=last.max(), sent=of_ways["sent"].min(),
-                        synthetic=of_ways["synthetic"].first(),
-                        slower=(speed["pairs"] >= FEWEST) & (speed["high"] < 1)).reset_index()
-
-
-def least(table: pd.DataFrame) -> str:
-    """The kind of training whose median accuracy over the seeds is the lowest, of `ways`."""
-    tried = table[table["way"].isin(TRAININGS)]
-    return WORDS[tried.loc[tried["accuracy"].idxmin(), "way"]]
-
-
-def in_time(results: dict, seconds: float) -> dict[str, float]:
-    """{way's name: mean accuracy over the seeds after so many seconds of training}, between two rounds on a line; nan
-    before the end of the first round, when no accuracy is known."""
-    return {name: rows.groupby("seed")[["elapsed", "accuracy"]].apply(
-        lambda run: np.interp(seconds, run["elapsed"], run["accuracy"], left=np.nan)).mean(skipna=False)
-        for name, rows in rounds(results).groupby("name", sort=False)}
-
-
-def all_had(results: dict) -> float:
-    """Seconds of training that each way has had with every seed: those of the fastest."""
-    return rounds(results).groupby(["name", "seed"])["elapsed"].max().min()
-
-
-def of_ceiling(row, forecast: pd.DataFrame) -> dict[str, str]:
-    """Three columns of a table: how fast a way was predicted to be, and is, from its row of `ways`."""
-    share = expected(forecast, row)
-    return {"predicted": f"{100 * share:.0f}" if share else "–", "% of the ceiling": f"{100 * row.share:.0f}",
-            "its interval": f"{100 * row.low:.0f} to {100 * row.high:.0f}"}
-
-
-def both(results: dict) -> list[str]:
-    """A line on the ways that are not significantly slower than ranks that never talk, and one for each of them: its
-    accuracy after the same images beside DDP's with the same seed."""
-    table, each = ways(results).set_index("name"), rounds(results)
-    if table["pairs"].min() < FEWEST:
-        return [f"With fewer than {FEWEST} rounds of all seeds no way is called slower than another."]
-    fast = table[~table["slower"] & ~table["way"].isin(["never", "ddp"])].index
-    reached = each[each["round"] == each["round"].max()].sort_values("seed").groupby("name")["accuracy"]
-    lines = [f"No significant difference from the ceiling, or faster: **{'; '.join(fast) or 'none'}**."
-             + f" {NOT_SHOWN}" * (not table.loc["DDP", "slower"])]
-    return lines + [f"{way}: accuracy after the same images / DDP's with the same seed: "
-                    f"{ratio(*(reached.get_group(one) for one in (way, 'DDP')))}" for way in fast]
-
-
-# ------------------------------------------------------------------------------------------------ pictures
-
-
-def fast_and_good(results: dict, forecast: pd.DataFrame, title: str) -> Figure:
-    """A line a way. Left: images a second, in percent of ranks that never talk, predicted and measured; right: test
-    accuracy after the same images, and the band of DDP's seeds."""
-    table = ways(results)
-    fig, (left, right) = plt.subplots(1, 2, figsize=(18, 3 + 0.65 * len(table)), sharey=True)
-    ddp = table.set_index("name").loc["DDP"]
-    left.axvline(100, color=GREY, linewidth=2, zorder=1)
-    right.axvspan(ddp["worst"], ddp["best"], color=PALE, zorder=0, linewidth=0)
-    for y, row in enumerate(table.itertuples(index=False)):
-        left.plot([100 * row.low, 100 * row.high], [y, y], color=COLOURS[0], linewidth=2)
-        left.plot(100 * row.share, y, "o", color=COLOURS[0], markersize=13)
-        if share := expected(forecast, row):
-            left.plot(100 * share, y, **PREDICTED)
-        right.plot([row.worst, row.best], [y, y], color=COLOURS[2], linewidth=4)
-        right.plot(row.accuracy, y, "s", color=COLOURS[2], markersize=12)
-        right.text(1.02, y, f"{row.accuracy:.3f}", va="center", transform=right.get_yaxis_transform())
-    name_rows(left, table["name"])
-    left.set(xlabel="images a second, % of ranks that never talk")
-    head(left, title, table.rename(columns={"name": "label"}), key=[])
-    right.set(xlabel="test accuracy after the same images")
-    key_below(fig, [line_key("predicted", **PREDICTED),
-                    line_key("measured: median, its interval", marker="o", color=COLOURS[0], markersize=13),
-                    line_key("median, all seeds", marker="s", color=COLOURS[2], markersize=12),
-                    *handles({"DDP's seeds": PALE})])
+def seconds(measured: dict, strategies: list[str]) -> Figure:
+    """A panel for each rate between nodes, a bar for each strategy: milliseconds per update, the median."""
+    rates = measured["rounds"]
+    fig, axes = plt.subplots(1, len(rates), figsize=(16, 1.9 + 0.75 * len(strategies)), sharey=True, squeeze=False)
+    for ax, (rate, rounds) in zip(axes[0], rates.items(), strict=True):
+        for y, strategy in enumerate(strategies):
+            value = 1000 * median(rounds[strategy])
+            ax.barh(y, value, height=0.6, color=colour_of(COLOUR[strategy]))
+            ax.text(value, y, f"  {value:.0f} ms", va="center", fontweight="bold")
+        name_rows(ax, [name(each, measured["every"], measured["whose"][each]) for each in strategies])
+        ax.set_xlabel("milliseconds per update")
+        ax.margins(x=0.25)
+        head(ax, f"{words(rate)} between nodes", key=[])
     return fig
 
 
-def by_time(results: dict, title: str) -> Axes:
-    """Test accuracy by seconds of training, as long as all ways have trained: the mean over the seeds of each round; of
-    each of TRAININGS the way that talks most seldom."""
-    ax = plt.subplots(figsize=(13, 7))[1]
-    table, of_ways = rounds(results), ways(results).query("way in @TRAININGS")
-    means = table.groupby(["name", "round"], sort=False)[["elapsed", "accuracy"]].mean()
-    end, notes = means["elapsed"].groupby("name").max().min(), []
-    for number, name in enumerate(of_ways.loc[of_ways.groupby("way", sort=False)["every"].idxmax(), "name"]):
-        elapsed, accuracy = means.loc[name, "elapsed"], means.loc[name, "accuracy"]
-        last, style = np.interp(end, elapsed, accuracy), line_style(number)
-        ax.plot([*elapsed[elapsed < end], end], [*accuracy[elapsed < end], last], **style)
-        notes.append((end, last, name, style["color"]))
-    ax.set(xlabel="seconds of training (the last marker of each line: after the same time)", ylabel="test accuracy",
-           xlim=(0, None))
-    head(ax, title, table.rename(columns={"name": "label"}), key=[])
-    write_beside(ax, notes, BESIDE_AN_END)
+def claims(measured: dict, strategies: list[str]) -> list[dict]:
+    """A row for each strategy: its time ÷ DDP's at each rate, by pairs of rounds."""
+    return [{"time ÷ time of DDP": name(strategy, measured["every"], measured["whose"][strategy]),
+             **{f"{words(rate)} between nodes": str(ratio(rounds[strategy], rounds["ddp"]))
+                for rate, rounds in measured["rounds"].items()}} for strategy in strategies]
+
+
+def where_faster(measured: dict, strategy: str) -> list[str]:
+    """The rates at which an update takes significantly less time than with DDP."""
+    ratios = {rate: ratio(rounds[strategy], rounds["ddp"]) for rate, rounds in measured["rounds"].items()}
+    return [rate for rate, each in ratios.items() if each.significant and each.high < 1]
+
+
+# --------------------------------------------------------------------------------------------------------- learning
+
+
+def recording() -> list[dict]:
+    return [json.loads(line) for line in record.FILE.read_text().splitlines()]
+
+
+def tuned(lines: list[dict]) -> dict[tuple[str, int], list[dict]]:
+    """{(strategy, every): the trainings with the best rates, a line per seed}."""
+    groups: dict[tuple[str, int], list[dict]] = {}
+    for line in lines:
+        groups.setdefault((line["strategy"], line["every"]), []).append(line)
+    found = {}
+    for key, of_strategy in groups.items():
+        best = min((line for line in of_strategy if line["seed"] == 0), key=lambda line: line["val"][-1][1])
+        same = [line for line in of_strategy if (line["lr"], line["outer"]) == (best["lr"], best["outer"])]
+        found[key] = sorted(same, key=lambda line: line["seed"])
+    return found
+
+
+def learned(lines: list[dict], megabytes: dict[str, float], most: float) -> list[dict]:
+    """A row for each strategy: its tuned rates, the val loss over the seeds, the bytes, whether the budget holds."""
+    rows = []
+    for (strategy, every), runs in tuned(lines).items():
+        last = [line["val"][-1][1] for line in runs]
+        rows.append({"strategy": name(strategy, every), "learning rate": f"{runs[0]['lr']:g}",
+                     "outer rate": f"{runs[0]['outer']:g}" if runs[0]["outer"] else "–",
+                     "messages": runs[0]["updates"] // every,
+                     "val loss: median (all seeds)": f"{median(last):.3f} ({min(last):.3f} to {max(last):.3f})",
+                     "MB between nodes per update": f"{megabytes[strategy]:.2f}",
+                     "within the budget": "yes" if megabytes[strategy] <= most else "no"})
+    return rows
+
+
+def lowest(lines: list[dict]) -> str:
+    """The strategy whose median val loss over the seeds is the lowest."""
+    return min(tuned(lines).items(), key=lambda each: median(line["val"][-1][1] for line in each[1]))[0][0]
+
+
+def summary(lines: list[dict], megabytes: dict[str, float]) -> list[str]:
+    """A line for each strategy that communicates less often: its val loss beside DDP's, and what DDP sends to get as
+    far as it does."""
+    runs = tuned(lines)
+    ddp = [(update, median(losses)) for update, *losses in by_update(runs["ddp", 1])]
+    said = []
+    for (strategy, every), of_strategy in runs.items():
+        if strategy == "ddp":
+            continue
+        update, *losses = by_update(of_strategy)[-1]
+        loss = median(losses)
+        text = (f"**{name(strategy, every)}**: val loss {loss:.3f} with {update * megabytes[strategy]:,.0f} MB between "
+                f"the nodes; DDP {ddp[-1][1]:.3f} with {update * megabytes['ddp']:,.0f} MB.")
+        far = next((before for before, ddp_loss in ddp if ddp_loss <= loss), None)
+        said.append(text + (f" DDP is as far after {far} updates and {far * megabytes['ddp']:,.0f} MB." if far else ""))
+    return said
+
+
+def by_update(runs: list[dict]) -> list[tuple]:
+    """[(update, val loss of each seed …)]."""
+    together = zip(*(line["val"] for line in runs), strict=True)
+    return [(points[0][0], *(loss for _, loss in points)) for points in together]
+
+
+def curves(lines: list[dict], megabytes: dict[str, float], axis: str) -> Axes:
+    """Val loss against `axis`, "tokens" or "bytes" (between nodes, on a logarithmic axis): a line for each strategy
+    through the medians of the seeds, and a band from the lowest to the highest of them."""
+    ax = plt.subplots(figsize=(12, 7))[1]
+    notes = []
+    for number, ((strategy, every), runs) in enumerate(tuned(lines).items()):
+        updates, *of_seeds = zip(*by_update(runs), strict=True)
+        x = [update * (runs[0]["tokens"] / 1000 if axis == "tokens" else megabytes[strategy]) for update in updates]
+        losses = list(zip(*of_seeds, strict=True))
+        middle = [median(of_update) for of_update in losses]
+        colour = colour_of(COLOUR[strategy])
+        ax.plot(x, middle, **line_style(number, "recorded", colour))
+        ax.fill_between(x, [min(each) for each in losses], [max(each) for each in losses], color=colour, alpha=0.2)
+        notes.append((x[-1], middle[-1], name(strategy, every), colour))
+    ax.set(ylabel="val loss, nats per byte",
+           xlabel="thousand tokens" if axis == "tokens" else "MB between the two nodes, so far (logarithmic axis)")
+    if axis == "bytes":
+        ax.set_xscale("log")
+        ticks(ax, [each for each in (10, 20, 50, 100, 200, 500, 1000) if ax.get_xlim()[0] <= each <= ax.get_xlim()[1]])
+    head(ax, f"Recorded: {some(len(runs), 'seed')}, tuned rates", key=[])
+    write_beside(ax, notes, BESIDE_AN_END if axis == "tokens" else BESIDE_A_POINT)
+    return ax
+
+
+# --------------------------------------------------------------------------------------------------------- geometry
+
+
+def walks(every: int = 8, first: int = 24, outer_steps: int = 3, updates: int = 64) -> Axes:
+    """Some outer steps of a real DiLoCo training of four ranks, computed now, in the plane in which they move most."""
+    alone, after = [], []  # [ranks, weights] each: after every update before a message; [weights]: after the message
+
+    def weights(models):
+        return torch.stack([parameters_to_vector(each.parameters()).detach() for each in models])
+
+    training = record.train("diloco", every, 3e-3, 0.7, 0, updates, before=lambda models: alone.append(weights(models)))
+    for update, models in enumerate(training, 1):
+        (after if update % every == 0 else alone).append(weights(models))
+        if update == first + every * outer_steps:
+            break
+    begun = first // every  # outer steps before the picture begins
+    start, after = after[begun - 1][0], [each[0] for each in after[begun:]]
+    walked = torch.stack(alone[first:])
+    plane = torch.pca_lowrank((walked - start).flatten(0, 1), 2, niter=8)[2]
+    ax = plt.subplots(figsize=(14, 6))[1]
+    agreed = start
+    for number in range(outer_steps):
+        of_round = walked[number * every:(number + 1) * every]
+        points = torch.cat([agreed.expand(1, record.RANKS, -1), of_round])
+        for rank in range(record.RANKS):
+            x, y = ((points[:, rank] - start) @ plane).T
+            ax.plot(x, y, color=colour_of([0, 2, 3, 4][rank]), linewidth=2.5,
+                    label=f"rank {rank} trains alone" if number == 0 else None)
+        (x, y), (to_x, to_y) = (agreed - start) @ plane, (after[number] - start) @ plane
+        mean_x, mean_y = (points[-1].mean(0) - start) @ plane
+        ax.plot([mean_x], [mean_y], "o", color="white", markeredgecolor="black", markersize=12, zorder=5,
+                label="the ranks' mean" if number == 0 else None)
+        ax.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 4,
+                                                          "shrinkA": 0, "shrinkB": 0})
+        ax.plot([to_x], [to_y])  # an arrow does not widen the axes
+        ax.annotate(f"outer step {begun + number + 1}", ((x + to_x) / 2, (y + to_y) / 2), (0, 12), fontsize=16,
+                    textcoords="offset points", ha="center", fontweight="bold", color=darker(COLOURS[1]),
+                    path_effects=halo())
+        agreed = after[number]
+    ax.plot([], [], color=COLOURS[1], linewidth=4, label="outer step")
+    ax.set(xlabel="first direction", ylabel="second direction")
+    ax.set_aspect("equal", "datalim")
+    ax.legend(fontsize=15, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     return ax

@@ -1,256 +1,121 @@
-"""Lesson 15: each way trains what it says, on ranks and in one process; what it sends; what the program refuses."""
+"""Lesson 15: what each strategy trains and what it sends between nodes; the recorded program against real ranks."""
 
+import copy
 import json
-import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course import compare
-from course.hosts import Cluster
-from course.on_ranks import Measurement
-from course.predict.fit import powersgd_values
-from lessons.l15_talk_less import show, talk_less, talk_ways
+from course import one_process
+from lessons.l15_talk_less import check, record, show, speeds
 from tests import runner
 
-WHY_NOT = Cluster.available()
-SCRIPT = "lessons/l15_talk_less/talk_less.py"
-RANKS, EVERY, BATCHES, IMAGES = 3, 3, 6, 5
-ROUGH = 15  # batches after which PowerSGD has made five steps that are not exact
-SMALL = ["--dataset", "synthetic", "--test-samples", 200, "--seeds", 0, 1, "--rounds", 2, "--steps", 4]
-
-# ------------------------------------------------------------------------------------ the same weights as one process
+PROGRAM, OURS = "lessons/start/train_gpt.py", "lessons/start/ours"
+TINY = ["--width", "16", "--layers", "1", "--context", "16", "--batch", "24"]
+GRADIENTS = 4 * 119_424  # bytes, of --width 64 --layers 2
 
 
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+@pytest.mark.parametrize("name", ["hook", "hierarchical", "local", "outer"])
+def test_the_course_s_file_is_right(name):
+    part = getattr(check, name)
+    file = f"{OURS}/{'diloco' if name == 'outer' else name}.py"
+    assert part.verdict(file)[0] == "right"
+    part.judged(file, "right")
+    assert part.parts == "mine"
+    part.judged(file, "wrong")
+    assert part.parts == "ours"
 
 
-def batches(rank, count=BATCHES):
-    numbers = torch.Generator().manual_seed(rank)
-    return [(torch.randn(IMAGES, 3, 2, 2, generator=numbers), torch.randint(3, (IMAGES,), generator=numbers))
-            for _ in range(count)]
+def test_outer_sgd_with_rate_1_is_local_sgd_to_rounding():
+    assert check.same_as_local_sgd(ranks=3) < 1e-14
 
 
-def joined(parts):
-    return tuple(torch.cat(kind) for kind in zip(*parts, strict=True))
+@pytest.mark.parametrize("ranks", [4, pytest.param(6, marks=pytest.mark.weekly)])
+def test_hierarchical_trains_what_one_process_trains(ranks):
+    [_, answer] = one_process.compare(PROGRAM, [*TINY, "--strategy", "hierarchical", "--parts", "ours"], [ranks], 3)
+    assert answer.equal, str(answer)
 
 
-def weights(trained):
-    return parameters_to_vector(trained.parameters()).detach()
+@pytest.mark.parametrize("strategy", ["diloco", pytest.param("local", marks=pytest.mark.weekly)])
+def test_the_recorded_program_trains_what_four_real_ranks_train(strategy, monkeypatch):
+    monkeypatch.setenv("EVERY", "4")
+    options = [*TINY[:-1], str(record.BATCH), "--strategy", strategy, "--parts", "ours", "--updates", "10"]
+    [_, answer] = one_process.compare(PROGRAM, options, [record.RANKS], 10)
+    torch.set_default_dtype(torch.float64)
+    try:
+        outer = 0.7 if strategy == "diloco" else None
+        steps = [[copy.deepcopy(each.state_dict()) for each in models]
+                 for models in record.train(strategy, 4, 3e-3, outer, 0, 10, context=16, width=16, layers=1)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for rank, real in enumerate(answer.records):
+        assert len(real.weights) == len(steps)
+        for update, weights in enumerate(real.weights):
+            for name, value in weights.items():
+                torch.testing.assert_close(steps[update][rank][name], value, rtol=1e-9, atol=1e-12)
 
 
-def trained(way, given):
-    """[weights after BATCHES batches, if there are more; weights after all]"""
-    mine, after = model(), []
-    update = way(mine, EVERY)
-    for number, batch in enumerate(given, 1):
-        update(*batch)
-        if number in (BATCHES, len(given)):
-            after.append(weights(mine))
-    return after
+SENT = {"ddp": 3, "hook": 1.5, "hierarchical": 2, "hsdp": 2, "local": 3 / 8}  # between nodes per update, in GRADIENTS
 
 
-def measure(train, context):
-    mine = batches(context.rank, ROUGH)
-    return {way: [after.tolist() for after in train(make, mine)] for way, make in talk_ways.WAYS.items()}
-
-
-@pytest.fixture(scope="module")
-def on_ranks():
-    """{way: {batches: [ranks, values], the weights that each rank has after so many}}."""
-    [ranks] = Measurement(measure, "trained").run([(trained, RANKS)])
-    return {way: dict(zip((BATCHES, ROUGH), torch.tensor([measured[way] for measured in ranks]).unbind(1), strict=True))
-            for way in talk_ways.WAYS}
-
-
-def one_process(together, count=BATCHES):
-    """The updates of one process whose batch is `together` batches of all ranks."""
-    of_ranks = [batches(rank, count) for rank in range(RANKS)]
-    return trained(talk_ways.never, [joined([batch for own in of_ranks for batch in own[first:first + together]])
-                                     for first in range(0, count, together)])[-1]
-
-
-def walked_apart(agree):
-    """All ranks in one process: after EVERY batches all go on from agree(mean of the weights, weights before)."""
-    models = [model() for _ in range(RANKS)]
-    updates = [talk_ways.never(mine, EVERY) for mine in models]
-    before = weights(models[0])
-    for number in range(BATCHES):
-        for rank, update in enumerate(updates):
-            update(*batches(rank)[number])
-        if (number + 1) % EVERY == 0:
-            before = agree(torch.stack([weights(mine) for mine in models]).mean(0), before)
-            for mine in models:
-                vector_to_parameters(before.clone(), mine.parameters())
-    return before
-
-
-def nesterov(momentum=0.9, rate=0.7):
-    """DiLoCo's outer step by its formula (Sutskever et al. 2013, as PyTorch has it), not by torch.optim."""
-    velocity = 0
-
-    def agree(mean, before):
-        nonlocal velocity
-        gradient = before - mean
-        velocity = momentum * velocity + gradient
-        return before - rate * (gradient + momentum * velocity)
-    return agree
-
-
-EXPECTED = {
-    "ddp": lambda: one_process(1),
-    "powersgd": lambda: one_process(1),  # its first ten steps are exact
-    "accumulate": lambda: one_process(EVERY),
-    "local": lambda: walked_apart(lambda mean, before: mean),
-    "diloco": lambda: walked_apart(nesterov()),
-}
-
-
-@pytest.mark.parametrize("way", EXPECTED)
-def test_each_way_is_the_training_that_it_says(way, on_ranks):
-    mine, expected = on_ranks[way][BATCHES], EXPECTED[way]()
-    assert (mine == mine[0]).all(), "all ranks end with the same weights"
-    assert (mine[0] - expected).norm() < 1e-4 * (expected - weights(model())).norm()
-
-
-def test_ranks_that_never_talk_walk_apart(on_ranks):
-    mine = on_ranks["never"][BATCHES]
-    assert (mine - mine[0]).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize(("way", "count", "low", "high"), [("bf16", BATCHES, 0, 0.05), ("powersgd", ROUGH, 1e-3, 0.5)])
-def test_shorter_messages_are_rough_and_all_ranks_agree(way, count, low, high, on_ranks):
-    """PowerSGD, after its first ten steps: of the layer with 8 x 12 weights it sends (8 + 12) * 2 values."""
-    mine, exact = on_ranks[way][count], one_process(1, count)
-    assert (mine == mine[0]).all()
-    assert low < (mine[0] - exact).norm() / (exact - weights(model())).norm() < high
-
-
-# ------------------------------------------------------------------------------------------------------- the program
-
-
-# The mean of the weights, and a note of each call: with this step DiLoCo is local SGD.
-MEAN = """from pathlib import Path
-import torch
-import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-@torch.no_grad()
-def my_outer_step(model, agreed, outer):
-    agreed.copy_(parameters_to_vector(model.parameters()))
-    dist.all_reduce(agreed)
-    agreed /= dist.get_world_size()
-    vector_to_parameters(agreed.clone(), model.parameters())
-    with Path(__file__).with_name(f"calls{dist.get_rank()}").open("a") as calls:
-        calls.write("x")
-"""
-
-
-def test_each_way_is_judged_in_each_round_and_the_learner_s_outer_step_trains_diloco(tmp_path):
-    file, out = tmp_path / "answer.py", tmp_path / "x.json"
-    file.write_text(MEAN)
-    ways = ["never", "ddp", "accumulate:2", "local:4", "diloco:4", "bf16"]
-    done = runner.run(2, "--ways", *ways, *SMALL, "--outer", file, "--out", out, script=SCRIPT)
+@pytest.mark.parametrize("strategy", ["hierarchical", *(
+    pytest.param(each, marks=pytest.mark.weekly) for each in SENT if each != "hierarchical")])
+def test_bytes_between_two_nodes_are_those_of_the_formula(strategy, tmp_path):
+    parts = "torch" if strategy in ("ddp", "hsdp") else "ours"
+    done = runner.run(4, "-m", "course.dial", "--count", tmp_path / "count.json", PROGRAM, "--width", 64, "--layers", 2,
+                      "--batch", 4, "--updates", 16, "--strategy", strategy, "--parts", parts, script="-u", EVERY="8")
     assert done.returncode == 0, done.stderr
-    results = json.loads(out.read_text())
-    table = show.rounds(results)
-    assert len(table) == 2 * 2 * len(ways) and set(table["round"]) == {1, 2} and set(table["seed"]) == {0, 1}
-    assert table["images"].max() == 2 * 4 * 64 * 2
-    assert (table["seconds"] > 0).all() and table["accuracy"].between(0, 1).all()
-    assert (table[table["way"] == "never"]["share"] == 1).all()
-    assert results["outer"] == "yours"
-    local, diloco = ([row["accuracy"] for row in results["rounds"] if row["way"] == way] for way in ("local", "diloco"))
-    assert diloco == pytest.approx(local, abs=0.011)
-    calls = {path.name: len(path.read_text()) for path in tmp_path.glob("calls*")}
-    assert calls == {f"calls{rank}": 2 * 2 * 4 // 4 for rank in range(2)}
+    megabytes = show.between(json.loads((tmp_path / "count.json").read_text()))
+    assert 1e6 * megabytes == pytest.approx(SENT[strategy] * GRADIENTS, rel=0.02)
+
+
+def test_only_pairs_on_different_nodes_cross_the_link():
+    table = [[0, 1, 10, 100], [1, 0, 1000, 0], [0, 0, 0, 5], [7, 0, 5, 0]]
+    assert show.crossing(table) == 10 + 100 + 1000 + 7
+
+
+def test_the_tuned_rates_are_the_best_of_seed_0():
+    def line(lr, seed, loss):
+        return {"strategy": "local", "every": 8, "lr": lr, "outer": None, "seed": seed, "val": [[80, loss]]}
+
+    lines = [line(0.1, 0, 2.0), line(0.2, 0, 1.5), line(0.2, 2, 1.9), line(0.2, 1, 1.7), line(0.1, 1, 1.0)]
+    assert show.tuned(lines) == {("local", 8): [lines[1], lines[3], lines[2]]}
+
+
+def test_a_search_ends_when_both_neighbours_are_worse():
+    tried = []
+    assert record.best(1.0, lambda rate: tried.append(rate) or abs(rate - 4)) == 4
+    assert sorted(tried) == [0.5, 1, 2, 4, 8]
+
+
+def test_each_recorded_training_has_100_outer_steps_and_went_to_its_end():
+    for line in show.recording():
+        assert (line["strategy"], line["every"]) in record.STRATEGIES
+        assert line["updates"] // line["every"] >= 100 and line["val"][-1][0] == line["updates"]
+
+
+def test_the_summary_says_what_ddp_sends_to_get_as_far():
+    def line(strategy, every, losses):
+        return {"strategy": strategy, "every": every, "lr": 0.1, "outer": None, "seed": 0,
+                "val": [[80 * number, loss] for number, loss in enumerate(losses, 1)]}
+
+    [said] = show.summary([line("ddp", 1, [3, 2, 1]), line("local", 8, [3.5, 2.5, 2.2])], {"ddp": 1, "local": 0.1})
+    assert "2.200 with 24 MB" in said and "DDP 1.000 with 240 MB" in said and "after 160 updates and 160 MB" in said
 
 
 @pytest.mark.weekly
-@pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
-def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
-    """On hosts of their own, whose links nobody else uses."""
-    out = tmp_path / "x.json"
-    job = ["torchrun", "--nnodes=2", "--master-addr=node0", "--master-port=29500"]
-    program = [SCRIPT, "--ways", "never", "ddp", "bf16", "powersgd", "diloco:32", *SMALL[:-1], 32, "--out", out]
-    with Cluster(2) as hosts:
-        running = [hosts.start(node, [*job, f"--node-rank={node}", *program], cwd=runner.ROOT,
-                               env=runner.environment(OMP_NUM_THREADS="1")) for node in range(2)]
-        assert [process.wait(runner.LIMIT) for process in running] == [0, 0]
-    results = json.loads(out.read_text())
-    rows = {row.way: row for row in show.ways(results).itertuples()}
-    formula = {way: show.sent(way, row.every, results["shapes"], 2) for way, row in rows.items()}
-    assert rows["never"].sent < 1000
-    for way in ("ddp", "bf16", "diloco"):
-        assert 1 <= rows[way].sent / formula[way] < 1.1, rows
-    over = rows["powersgd"].sent - formula["powersgd"]
-    assert 0 < over < 3 * 2500, "three messages, and the headers of each; whole gradients would be 230,000 bytes more"
+def test_speeds_times_each_strategy_at_each_rate(tmp_path):
+    done = runner.run(4, "--rounds", 1, "--between", "50mbit", "200mbit", "--out", tmp_path / "speeds.json",
+                      script="lessons/l15_talk_less/speeds.py")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "speeds.json").read_text())
+    assert measured["rounds"].keys() == {"50mbit", "200mbit"} and measured["every"] == 8
+    assert measured["parameters"] * 4 == GRADIENTS
+    assert all(rounds.keys() == speeds.STRATEGIES.keys() for rounds in measured["rounds"].values())
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ([], "nobody to talk to"), (["--ways", "local:0"], "--ways"), (["--outer", "README.md"], "README.md")])
-def test_bad_input(options, message, tmp_path, refused):
-    assert message in refused(talk_less, *SMALL, *options, "--out", tmp_path / "x.json")
+@pytest.mark.parametrize(("ranks", "options", "message"), [
+    (2, [], "two nodes of two ranks"), (4, ["--between", "20"], "is no rate"), (4, ["--mine", "ddp"], "--mine")])
+def test_bad_input(ranks, options, message, tmp_path, refused):
+    assert message in refused(speeds, "--out", tmp_path / "x.json", *options, ranks=ranks)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_way_that_would_be_judged_while_weights_differ_is_refused(tmp_path):
-    args = SimpleNamespace(out=tmp_path / "x.json", outer=None, ways=[("local", 3)], steps=4)
-    with pytest.raises(ValueError, match="local:3"):
-        talk_less.check(args, SimpleNamespace(world_size=2))
-
-
-# ------------------------------------------------------------------------------------------------------- show.py
-
-
-def test_messages_are_counted_by_hand_for_lenet():
-    shapes = [(6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 400), (120,), (84, 120), (84,), (10, 84), (10,)]
-    assert show.messages("ddp", shapes) == (1, 248_024) and show.messages("bf16", shapes) == (1, 124_012)
-    thin = 2 * ((6 + 75) + (16 + 150) + (120 + 400) + (84 + 120) + (10 + 84)) + 6 + 16 + 120 + 84 + 10
-    assert show.messages("powersgd", shapes) == (3, 4 * thin) and show.messages("never", shapes) == (0, 0)
-    assert powersgd_values([(3, 4)], 2) == 12, "two columns would be longer than the matrix"
-    assert show.sent("local", 8, shapes, 3) == pytest.approx(4 / 3 * 248_024 / 8)
-
-
-def made(**of_ways):
-    """Results of two seeds and two rounds; {way_every: (seconds of a round, accuracy at the end)}."""
-    rounds = [{"way": name.split("_")[0], "every": int(name.partition("_")[2] or 1), "seed": seed, "round": number,
-               "seconds": seconds, "accuracy": accuracy * number / 2 + 0.01 * seed, "sent": 1000.0 * number}
-              for seed in (0, 1) for number in (1, 2) for name, (seconds, accuracy) in of_ways.items()]
-    return {"rounds": rounds, "shapes": [(250,)], "world_size": 2, "dataset": "cifar10", "steps": 10}
-
-
-def test_the_forecast_is_a_share_of_ranks_that_never_talk():
-    table = show.forecast("never ddp diloco:4", made(never=(0.1, 0.5)), 0.009, 1e-6)
-    assert list(table["name"]) == ["DDP", "DiLoCo, each 4"]
-    assert list(table["share"]) == pytest.approx([0.5, 0.8])
-    diloco = SimpleNamespace(way="diloco", every=4)
-    assert show.expected(table, diloco) == pytest.approx(0.8), "whoever wrote its outer step"
-    assert show.expected(table, SimpleNamespace(way="diloco", every=8)) is None
-    assert show.seldom(0.01, 0.009, 1e-6, 1000, 0.8) == 4
-
-
-def test_ways_are_compared_after_the_same_time():
-    results = made(never=(1.0, 0.4), ddp=(2.0, 0.6))
-    assert show.all_had(results) == 2
-    assert show.in_time(results, 2) == pytest.approx({"never": 0.405, "DDP": 0.305})
-    assert math.isnan(show.in_time(results, 1.5)["DDP"]), "nobody judged DDP before its first round was over"
-    assert list(show.ways(results)["share"]) == [1, 0.5]
-
-
-def test_a_way_is_slower_by_six_pairs_and_its_accuracy_stands_beside_ddp_s_of_the_same_seed():
-    results = made(never=(1.0, 0.4), ddp=(2.0, 0.6), local_2=(1.0, 0.3))
-    table = show.ways(results)
-    assert set(table["pairs"]) == {4} and not table["slower"].any() and len(show.both(results)) == 1
-    results["rounds"] += [row | {"seed": row["seed"] + 2, "accuracy": row["accuracy"] + 0.02}
-                          for row in results["rounds"]]
-    table = show.ways(results).set_index("name")
-    assert set(table["pairs"]) == {8} and list(table.index[table["slower"]]) == ["DDP"]
-    assert show.least(table) == "local SGD"
-    _, local = show.both(results)
-    assert local.startswith("local SGD, each 2") and str(compare.ratio([0.3, 0.31, 0.32, 0.33], [
-        0.6, 0.61, 0.62, 0.63])) in local

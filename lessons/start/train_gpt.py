@@ -42,6 +42,7 @@ parser.add_argument("--lr", type=float, default=3e-3, help="largest learning rat
 parser.add_argument("--clip", type=float, help="largest norm of the gradient; default: any")
 parser.add_argument("--seed", type=int, default=0, help="of the first weights and the crops; default: 0")
 parser.add_argument("--report", type=int, default=20, help="updates between two lines; default: 20")
+parser.add_argument("--validate", action="store_true", help="tell the val loss, too, in each of these lines")
 parser.add_argument("--text", help="a file to learn, in place of Python's manual")
 parser.add_argument("--write", type=int, default=0, help="bytes that the trained model writes; default: 0")
 parser.add_argument("--save", metavar="FILE", help="write the trained weights")
@@ -94,6 +95,21 @@ def whole():
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in weights}
 
 
+def whole_model():
+    """A GPT with all of the weights, as one process has it. All ranks call it together; it ends the program where they
+    are not one model."""
+    weights = getattr(parallel, "whole", whole)()
+    sums = torch.zeros(world_size, dtype=torch.float64)  # a rank with other weights has another sum
+    sums[rank] = sum(value.double().abs().sum() for value in weights.values())
+    if world_size > 1:
+        torch.distributed.all_reduce(sums)
+    if not torch.isclose(sums, sums[:1], rtol=1e-6).all():
+        sys.exit(f"The ranks are not one model. The sums of their weights are {sums.tolist()}.")
+    alone = GPT(args.context, args.width, args.layers)
+    alone.load_state_dict(weights)
+    return alone
+
+
 parallel, optimizer, name = model, None, "one process"
 if world_size > 1:
     torch.manual_seed(1 + rank)  # from here on each rank draws numbers of its own
@@ -127,23 +143,17 @@ for update in range(1, args.updates + 1):
         loss = torch.stack(losses).mean() / world_size
         if world_size > 1:
             torch.distributed.all_reduce(loss)
+        line = f"update {update}: loss {loss:.4f}, {1000 * seconds / len(losses):.1f} ms per update"
+        alone = whole_model() if args.validate else None
         if rank == 0:
-            print(f"update {update}: loss {loss:.4f}, {1000 * seconds / len(losses):.1f} ms per update", flush=True)
+            print(line + (f", val loss {validate(alone, held_out):.4f}" if alone else ""), flush=True)
         losses, start = [], now(args.device)
 
-weights = getattr(parallel, "whole", whole)()
-sums = torch.zeros(world_size, dtype=torch.float64)  # a rank with other weights has another sum
-sums[rank] = sum(value.double().abs().sum() for value in weights.values())
-if world_size > 1:
-    torch.distributed.all_reduce(sums)
-if not torch.isclose(sums, sums[:1], rtol=1e-6).all():
-    sys.exit(f"The ranks are not one model. The sums of their weights are {sums.tolist()}.")
+alone = whole_model()
 if rank == 0:
-    alone = GPT(args.context, args.width, args.layers)
-    alone.load_state_dict(weights)  # whatever the strategy: one process judges the whole model
     print(f"val loss {validate(alone, held_out):.4f} after {args.updates * args.batch * args.context:,} tokens")
     if args.write:
         print(write(alone, args))
     if args.save:
-        torch.save(weights, args.save)
+        torch.save(alone.state_dict(), args.save)
 leave()

@@ -1,17 +1,13 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 80
 #     quick:
 #       parameters:
-#         ways: never ddp local:2 diloco:2
-#         seeds: 0 1
-#         rounds: 2
-#         steps: 2
-#         tested: 100
-#         several_nodes: false
-#       seconds: 50
-#     seconds: 140
+#         updates: 16
+#         rounds: 6
+#       seconds: 60
+#     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -19,23 +15,21 @@
 # ---
 
 # %% [markdown]
-# # 15 · Talk less
+# # 15 · Communicate less
 #
-# **The question.** DDP's ranks talk at each step, and wait for each other. Must they?
+# **The question.** Two nodes train one language model, and the link between them is slow. How few bytes can they send,
+# and what does it cost in what the model learns?
 #
-# **You will be able to**
+# **At its end** there are four files of yours, each a strategy of your `train_gpt.py`: gradients in 16 bits, an
+# all-reduce that knows the nodes, local SGD, and DiLoCo. One of them trains within a budget of bytes that DDP breaks
+# seven times over.
 #
-# - name the ways to send less often or fewer bytes, and what each of them does to learning;
-# - write the outer step of DiLoCo, train with it, and say what local training leaves different on the ranks;
-# - choose how seldom ranks should talk over a given link.
+# **You need** DDP and its buckets ([06](06_ddp.ipynb)), the dial ([04](04_collectives.ipynb)) and sharding
+# ([13](13_beyond_ddp.ipynb)).
 #
-# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), [08 · Performance](08_performance.ipynb) and
-# [09 · Large batches](09_large_batch.ipynb); for *A slow link* the hosts of
-# [10 · From one machine to a cluster](10_launchers.ipynb).
-#
-# **Time.** About 75 minutes for you, 3 for the machine.
+# **Time.** About 80 minutes for you, 3 for the machine. After *Know the nodes* is a good place for a break.
 
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
+# %%
 from course import lesson; lesson.begin()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -43,335 +37,389 @@ import json
 import os
 from pathlib import Path
 
-from course import processes
-from course.hosts import Cluster, where
-from course.predict import fit
-from lessons.l15_talk_less import check, show, talk_ways
+import torch
 
-# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
-ranks = 2  # each should have a core of its own, or a GPU
-ways = "never ddp accumulate:8 local:8 local:32 diloco:32 bf16 powersgd"  # :N talks each N batches
-seeds = "0 1 2"  # of weights and order
-rounds = 3  # of each seed
-steps = 64  # batches of a round
-tested = 10_000  # test images
-link_ways = "never ddp bf16 powersgd local:8 diloco:32"
-several_nodes = True  # False shows a recorded run over the slow link
+from course import dial
+from lessons.l15_talk_less import check, record, show
+
+os.environ |= {"OMP_NUM_THREADS": "1", "EVERY": "8"}  # EVERY: of local.py, below
+
+# %% tags=["parameters"]
+updates = 48  # of each training on the dial, a multiple of 8
+rounds = 12  # of each strategy, where strategies are timed
+rates = "20mbit 1gbit"  # between the nodes, where strategies are timed
 
 # %% [markdown]
-# ## How much is there to gain?
+# ## A budget
 #
-# The **ceiling** of lesson [08](08_performance.ipynb) is set by ranks that never talk, where each trains a model of its
-# own. A way to train one model together can at best do as many images a second. (More than 100 % of it, below, is
-# noise.)
+# The dial makes two nodes of two ranks each. Within a node two ranks have 1 Gbit/s, and ranks on different nodes 20
+# Mbit/s. `--count` tells what each connection has really carried. Your program trains a small GPT there: 119,424
+# parameters in float32, so 0.48 MB of gradients. Each update has 512 tokens.
 #
-# **Predict.** What share of the ceiling does DDP reach on this machine, with LeNet and 64 images a rank?
+# **The budget: 0.2 MB between the nodes per update.** The score is the val loss after the same number of tokens.
+#
+# **Predict.** All four ranks all-reduce 0.48 MB. How many MB go from node to node per update with DDP, both directions
+# together?
 
 # %%
-my_ddp = None  # %
+my_ddp = None  # MB
+
+# %%
+why = dial.missing()  # None where this machine has a dial, else a line that says why not
+run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
+paced = f"{run} torchrun --nproc_per_node=4 -m course.dial --nodes 2x2 --rate 1gbit --between 20mbit"
+gpt = f"mine/train_gpt.py --width 64 --layers 2 --batch 8 --updates {updates} --report {updates}"
+# !{paced} --count {folder}/15_ddp.json {gpt} --parts torch
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-os.environ["OMP_NUM_THREADS"] = "1"
-folder = Path("results/live/15")
+BUDGET, parameters = 0.2, 119_424
+megabytes = show.read({"ddp": f"{folder}/15_ddp.json"})
+lesson.predicted(my_ddp, megabytes["ddp"], "MB")
+show.links(f"{folder}/15_ddp.json")
+lesson.figure("Counted: MB per update on each connection. gloo's all-reduce is a ring. Orange: between the nodes."
+              + (" Recorded." if why else ""))
+lesson.verdict(f"**{megabytes['ddp']:.2f} MB between the nodes per update: {megabytes['ddp'] / BUDGET:.0f} times the "
+               "budget.**")
+
+# %% [markdown]
+# In a ring of four each rank sends 2 · 3/4 = 1.5 times the tensor to its neighbour ([04](04_collectives.ipynb)). Two of
+# the four connections go from node to node. So three times the gradients cross the link.
+#
+# Three quantities can be made smaller: the bytes of each gradient, the times that it crosses the link, and how often
+# the ranks communicate at all.
+#
+# ## Fewer bits
+#
+# A **communication hook** takes the place of DDP's all-reduce: `parallel.register_comm_hook(state, hook)`. As soon as
+# a bucket's gradients are there, DDP calls `hook(state, bucket)`. `bucket.buffer()` is a flat tensor of them. The hook
+# returns a **future**, a promise of a tensor. DDP puts that tensor into the parameters' `.grad`.
+#
+# Write a hook that sends each gradient in 16 bits. PyTorch has two types of 16 bits.
+
+# %%
+# %%mine hook.py
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 
-def read(name):
-    return json.loads(Path(folder, f"{name}.json").read_text())
+def sixteen_bits(state, bucket):
+    """bucket.buffer(): a flat tensor of gradients. Returns a future of their mean over the ranks."""
+    raise NotImplementedError
+
+
+def parallelize(model, make_optimizer):
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    parallel.register_comm_hook(None, sixteen_bits)
+    return parallel, make_optimizer(model.parameters())
 
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py \
-#     --max-bytes 16M --rounds {rounds} --out {folder}/messages.json
-# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py \
-#     --ways never --seeds 0 --rounds {rounds} --steps {steps} \
-#     --test-samples 100 --out {folder}/never.json
-
-# %% [markdown]
-# ## Ways to talk less
-#
-# There are two. **Send fewer bytes**: gradients in 16 bits, or two thin matrices for each large one (PowerSGD, [Vogels
-# 2019](https://arxiv.org/abs/1905.13727)), which adds what they leave out to the next gradient: **error feedback**.
-# Lesson [14](14_make_it_faster.ipynb) has used both. Or **send less often**:
-#
-# | way | each rank | after N batches all ranks |
-# |:--|:--|:--|
-# | accumulate | adds up the gradients of N batches (`no_sync`) | average gradients, and update **once** |
-# | local SGD ([Stich 2018](https://arxiv.org/abs/1805.09767)) | updates its own weights N times | average **weights** |
-# | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | compute old weights − new weights (the **pseudo-gradient**), average it over the ranks, and let a second optimizer make a step with it |
-#
-# This is their code, from `lessons/l15_talk_less/talk_ways.py`. `update(images, labels)` is called for each batch of a
-# rank. All ways have the same learning rate. PyTorch has local SGD: its `PeriodicModelAverager` averages the weights
-# after each N steps. For DiLoCo one function is missing, the `outer_step`: you will write it.
+check.hook("mine/hook.py")
+# check.hook.hint()
+# check.hook.solution()
 
 # %%
-lesson.code(talk_ways.learn, talk_ways.accumulate,
-            talk_ways.local_sgd, talk_ways.diloco)
+# !{paced} --count {folder}/15_hook.json {gpt} --strategy hook --parts {check.hook.parts}
 
 # %% [markdown]
-# DiLoCo's **inner** optimizer is AdamW, here as in all ways. The **outer** one is SGD with Nesterov momentum. It sees a
-# gradient only once in N batches. That gradient has less noise than a single batch's, so the outer steps can be long.
+# Compare the val loss with that of DDP above: both have trained on the same tokens, from the same weights. PyTorch has
+# this hook, too: `bf16_compress_hook`. How much time it saves follows below, together with the next strategy. Stronger
+# compression exists: PowerSGD ([Vogels 2019](https://arxiv.org/abs/1905.13727)) sends two thin matrices for each large
+# one, and adds what they leave out to the next gradient.
 #
-# How fast will they be? By the first model of lesson [08](08_performance.ipynb) a batch takes as long as without
-# talking, and once in N batches each message adds α + β · bytes. PowerSGD sends three messages: one with the tensors
-# that stay whole, and one for each of the two kinds of matrices.
+# ## Know the nodes
+#
+# The ring does not know which connections are slow. Write an all-reduce that does. Each rank is in the group `node`, of
+# the ranks on its own node. The first rank of each node is its **leader**; the group `leaders` has these.
+#
+# - `dist.reduce(tensor, dst, group)` adds up the tensors of a group's ranks, on the rank `dst` of that group.
+# - `dist.broadcast(tensor, src, group)` gives the tensor of `src` to all ranks of the group.
+# - In both a rank is counted in the whole job. `dist.get_global_rank(group, 0)` is the first rank of a group.
+
+# %%
+# %%mine hierarchical.py
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+RANKS_PER_NODE = 2
+
+
+def all_reduce(tensor, node, leaders):
+    """The sum over all ranks, in place. node: the group of this rank's node; leaders: of the first rank of each."""
+    raise NotImplementedError
+
+
+def hook(groups, bucket):
+    gradients, done = bucket.buffer(), torch.futures.Future()
+    all_reduce(gradients, *groups)
+    done.set_result(gradients.div_(dist.get_world_size()))
+    return done
+
+
+def parallelize(model, make_optimizer):
+    node, _ = dist.new_subgroups(RANKS_PER_NODE)
+    leaders = dist.new_group(range(0, dist.get_world_size(), RANKS_PER_NODE))
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    parallel.register_comm_hook((node, leaders), hook)
+    return parallel, make_optimizer(model.parameters())
+
+
+# %%
+check.hierarchical("mine/hierarchical.py")
+# check.hierarchical.hint()
+# check.hierarchical.solution()
+
+# %%
+# !{paced} --count {folder}/15_hierarchical.json {gpt} --strategy hierarchical --parts {check.hierarchical.parts}
+
+# %% [markdown]
+# The library's own way to know the nodes is **hybrid sharding** (HSDP). The ranks of a node share one copy of the
+# weights, as FSDP's do ([13](13_beyond_ddp.ipynb)), and each node has a copy of its own. Only the gradients of a
+# rank's shard go to the other node. In PyTorch it is `fully_shard` with a mesh of two dimensions:
+
+# %%
+# !grep -A 9 "^def" lessons/start/pytorch/hsdp.py
+# !{paced} --count {folder}/15_hsdp.json {gpt} --strategy hsdp --parts torch
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-link = read("messages")["ops"]["all_reduce"]
-lesson.verdict(fit.line(link["points"], link["alpha"], link["beta"]))
-forecast = show.forecast(ways, read("never"), link["alpha"], link["beta"])
-lesson.table(show.forecasts(forecast))
+megabytes |= show.read({each: f"{folder}/15_{each}.json" for each in ("hook", "hierarchical", "hsdp")})
+lesson.table(show.bytes_table(megabytes, parameters))
 
 # %% [markdown]
-# ### Exercise 1: the outer step
+# With a hierarchy each node's sum crosses the link once in each direction: twice the gradients in place of three times.
+# HSDP crosses it as often, on two connections at once. With R ranks per node a ring over two nodes sends 4 − 2/R times
+# the gradients from node to node, and a hierarchy always twice.
 #
-# On each rank `model` has learnt alone. `agreed` is one long vector: the weights that all ranks had after the last
-# outer step. `outer` is a PyTorch optimizer of that vector. Do an outer step, after which `agreed` and the models are
-# the same on all ranks. `parameters_to_vector` turns weights into such a vector, and `vector_to_parameters` turns it
-# back. Be careful: afterwards the weights are views of the vector that you gave it, so `agreed` and the model would
-# share one memory. Give it a copy.
+# ### Where does it pay?
 #
-# The check runs your function on three ranks. When it is right, DiLoCo trains with it, beside DDP and local SGD.
+# DDP and your two strategies now train in turns, at two rates between the nodes. Local SGD, which comes next, is timed
+# along with them.
+#
+# **Predict.** At which of the two rates is the hook in 16 bits significantly faster than DDP?
 
 # %%
-# %%writefile results/live/15_outer.py
+my_rates = None  # a list of "20mbit" and "1gbit"
+
+# %%
+mine = " ".join(each for each in ("hook", "hierarchical") if getattr(check, each).file)
+# !{run} torchrun --nproc_per_node=4 lessons/l15_talk_less/speeds.py --between {rates} --rounds {rounds} \
+#     --mine {mine} --out {folder}/15_speeds.json
+speeds = json.loads(Path(f"{folder}/15_speeds.json").read_text())
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.seconds(speeds, ["ddp", "hook", "hierarchical"])
+lesson.figure("Medians." + (" Recorded." if why else ""))
+lesson.predicted(my_rates, show.where_faster(speeds, "hook"))
+lesson.table(show.claims(speeds, ["hook", "hierarchical"]))
+
+# %% [markdown]
+# **At 20 Mbit/s** the bytes take most of an update. The ring needs 1.5 · 0.48 MB · 8 / 20 Mbit/s = 0.29 s, whatever the
+# ranks compute. Half the bytes take half of that. Between the leaders the whole tensor travels once: 0.19 s.
+#
+# **At 1 Gbit/s** the same bytes take 6 ms, less than the computing. What a hook saves there it spends on converting, or
+# on two more messages. Fewer bytes pay where bytes take time.
+#
+# None of these strategies keeps the budget. **A good place for a break.**
+#
+# ## Less often: local SGD
+#
+# Between two messages each rank trains alone: a copy of its own, with its own AdamW. After every H updates all ranks
+# make their copies equal again, with one message. This is **local SGD** ([Stich
+# 2018](https://arxiv.org/abs/1805.09767)). H is `EVERY` in the file, 8 in this lesson.
+#
+# `step()` is called once per update, by your program. `self.inner` is this rank's AdamW. Write `step()`, and `agree()`,
+# the message. `parameters_to_vector` makes one tensor of all weights, and `vector_to_parameters` puts it back.
+
+# %%
+# %%mine local.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+EVERY = int(os.environ.get("EVERY", "8"))  # updates between two messages
 
-@torch.no_grad()
-def my_outer_step(model, agreed, outer):
-    raise NotImplementedError
+
+class Local(torch.optim.Optimizer):
+    def __init__(self, inner, model, every=EVERY):
+        super().__init__(model.parameters(), {})
+        self.inner, self.model, self.every, self.updates = inner, model, every, 0
+
+    @torch.no_grad()
+    def step(self):
+        raise NotImplementedError
+
+    def agree(self):
+        raise NotImplementedError
+
+
+def parallelize(model, make_optimizer):
+    return model, Local(make_optimizer(model.parameters()), model)
 
 
 # %%
-check.outer("results/live/15_outer.py")
+check.local("mine/local.py")
+# check.local.hint()
+# check.local.solution()
+
+# %%
+# !{paced} --count {folder}/15_local.json {gpt} --strategy local --parts {check.local.parts}
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+megabytes |= show.read({"local": f"{folder}/15_local.json"})
+show.budget(megabytes, BUDGET, 8)
+lesson.figure("Counted between the nodes, per update." + (" Recorded." if why else ""))
+lesson.table(show.claims(speeds, ["local"]))
+
+# %% [markdown]
+# Local SGD sends the bytes of DDP once in 8 updates. **It keeps the budget.** But it trains another model: between two
+# messages the copies part, and a mean of weights is not what one process would have. How much does it lose?
+#
+# ## DiLoCo: one line
+#
+# First, write the same thing in another form. `agreed` are the weights that all ranks had last. `outer` is an optimizer
+# of `agreed`: SGD with rate 1, no momentum. Its step must arrive at the mean of the ranks' weights. Which gradient must
+# it get?
+#
+# `agreed` is one flat tensor, so it has one `.grad`. The new weights belong into the model, too.
+
+# %%
+# %%mine diloco.py
+import torch
+import torch.distributed as dist
+from local import Local
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+class DiLoCo(Local):
+    def __init__(self, inner, model, *options):
+        super().__init__(inner, model, *options)
+        self.agreed = parameters_to_vector(model.parameters()).detach()  # a copy
+        self.outer = self.make_outer()
+
+    def make_outer(self):
+        return torch.optim.SGD([self.agreed], lr=1.0)
+
+    def agree(self):
+        raise NotImplementedError
+
+
+def parallelize(model, make_optimizer):
+    return model, DiLoCo(make_optimizer(model.parameters()), model)
+
+
+# %%
+check.outer("mine/diloco.py")
 # check.outer.hint()
 # check.outer.solution()
 
 # %%
-outer_file = check.outer.file or "ours"  # yours, if it is right
+difference = check.same_as_local_sgd(ranks=4)
+lesson.verdict(f"On four ranks in float64, outer rate 1 and no momentum: the largest difference from local SGD in any "
+               f"weight is {lesson.small(difference)} of the largest weight.")
+
 
 # %% [markdown]
-# ## Speed, and learning
-#
-# A way that talks less trains a different model. So each is measured twice: how many images a second, and **what it has
-# learnt** from the same images. All ways start from the same weights, with each seed, and take turns. A round continues
-# from the way's last one. The figures say whose outer step DiLoCo takes.
-#
-# **Predict.** Which way has the lowest accuracy after the same number of images, by the median of the seeds?
+# **Local SGD is outer SGD with rate 1.** The gradient that you found is called the **pseudo-gradient**. What is a
+# gradient can be given to any optimizer. DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) changes one line:
 
 # %%
-# "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
-my_least = None
+# %%mine diloco.py DiLoCo
+def make_outer(self):
+    return torch.optim.SGD([self.agreed], lr=0.7, momentum=0.9, nesterov=True)
+
+
+# %% [markdown]
+# **Predict.** The ranks learn the same in every round, so the pseudo-gradient stays the same. After many rounds, how
+# many times as long is DiLoCo's outer step as that of local SGD?
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py \
-#     --ways {ways} --outer {outer_file} --seeds {seeds} --rounds {rounds} --steps {steps} \
-#     --test-samples {tested} --out {folder}/ways.json > {folder}/ways.txt
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-near = read("ways")
-table = show.ways(near).set_index("name")
-least = show.least(table)
-lesson.predicted(my_ddp, 100 * table.loc["DDP", "share"], "%")
-lesson.predicted(my_least, least)
-images, batches = max(row["images"] for row in near["rounds"]), rounds * steps
-most = table["every"].max()
-lesson.verdict(f"Each way learnt from {images:,} images, {images / near['samples']:.2g} of an "
-               f"epoch: {batches} batches of each rank. A way that talks every {most} batches "
-               f"sent {batches // most} messages.")
-show.fast_and_good(near, forecast, f"LeNet, {ranks} ranks")
-lesson.figure("Left: images a second of each way; the ceiling is 100 %. Right: test accuracy "
-              "after the same number of images; the grey band covers the seeds of DDP. A good "
-              "way stands far to the right in both.")
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-seconds = show.all_had(near)
-timely = show.in_time(near, seconds)
-lesson.table([{"way": name, **show.of_ceiling(row, forecast),
-               "test accuracy (all seeds)":
-                   f"{row.accuracy:.3f} ({row.worst:.3f} to {row.best:.3f})",
-               f"after {seconds:.1f} s": f"{timely[name]:.3f}"} for name, row in table.iterrows()])
-lesson.verdict(show.both(near))
-
-# %% [markdown]
-# Speeds follow the rule of lesson [01](01_measure.ipynb). A pair is a round of a way and the round of *never* beside
-# it. A share of the ceiling above 100 % is noise: its interval holds 100. For accuracies a pair is two ways with the
-# same seed, and three pairs are too few to name a winner: the medians and the ranges of the seeds are all that we
-# state.
-#
-# - **never**: the accuracy is the mean over the ranks' models. Each of them has learnt only from its own share of the
-#   images. Talking would give it the others' share, too.
-# - **accumulate** is exact: it is DDP with N times the batch and N times fewer updates, at the same learning rate.
-#   Lesson [09](09_large_batch.ipynb) shows what a larger batch does to learning.
-# - **local SGD**: between two averages the ranks' weights move apart, the farther the longer the ranks learn alone.
-# - **DiLoCo** learns alone just as long. The average cancels changes of opposite sign, as in local SGD. The outer
-#   momentum then carries the rest into the next rounds.
-# - **16 bits and PowerSGD** still talk at each step. They save the time that bytes take, which is short here, but no
-#   latency and no waiting. PowerSGD even pays the latency of three messages and multiplies matrices, so it may be
-#   slower than DDP. Its gradient is another one, so it may learn less.
-#
-# Where the prediction is off, the model of lesson [08](08_performance.ipynb) leaves out the same things as there:
-# ranks wait for each other, and DDP itself takes time. With N = 32 these two costs come once in 32
-# batches: compare the rows with N = 1 and N = 32.
-#
-# A comparison after the same number of images is fair. So is one after the same time, in which a way that talks less
-# has seen more images. A curve can be higher below for two reasons: more images by then, or more learnt from each.
-# Compare *local SGD* with *never*, which have seen about equally many.
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-show.by_time(near, f"LeNet, {ranks} ranks")
-lesson.figure("Test accuracy as training goes on, with the same seconds for each way: a "
-              "curve that rises earlier has seen more images by then. (Mean of the seeds "
-              "after each round.)")
-
-# %% [markdown]
-# ## A slow link
-#
-# So far the ranks were neighbours in one machine. Now they run on two **hosts** of lesson [10](10_launchers.ipynb),
-# whose link carries 50 Mbit/s. The network interface counts what a rank sends. LeNet's gradients, like its weights,
-# have 248,024 bytes.
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-why_not = Cluster.available() if several_nodes else "several_nodes is False"
-recorded = Path("results/recorded/slow-link/link.json")
-alone = show.silent_batch(json.loads(recorded.read_text()) if why_not else read("never"))
-place = "Where the run below was recorded," if why_not else "Here"
-lesson.verdict(f"{place} a batch of ranks that never talk takes **{1000 * alone:.1f} ms**.")
-
-# %% [markdown]
-# **Predict.** What share of the ceiling does DDP reach over this link? And how many batches must the ranks
-# of local SGD learn alone before each message to reach 80 % of it? (Take 248,024 bytes at 50 Mbit/s; α is small here.)
+my_times = None  # times
 
 # %%
-my_linked = None  # %
-my_every = None  # batches
+weight = torch.zeros(1)
+outer = torch.optim.SGD([weight], lr=0.7, momentum=0.9, nesterov=True)
+for _ in range(100):
+    before, weight.grad = weight.clone(), torch.ones(1)  # local SGD would step by 1
+    outer.step()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-job = ("torchrun --nnodes=2 --node-rank=$NODE --master-addr=$MASTER --master-port=29500 "
-       f"lessons/l15_talk_less/talk_less.py --ways {link_ways} --outer {outer_file} --seeds 0 "
-       f"--rounds 3 --steps 32 --test-samples 100 --out {folder}/link.json")
-lesson.verdict(where(why_not, recorded) + (
-    " After a pause that link let 128 KiB pass at once: some ways are faster than predicted."
-    if why_not else ""))
-if not why_not:
-    processes.said(f"scripts/cluster/lab_cluster.py --nodes 2 --rate 50mbit -- '{job}'")
-far = json.loads(recorded.read_text()) if why_not else read("link")
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-over_link = show.ways(far).set_index("name")
-lesson.predicted(my_linked, 100 * over_link.loc["DDP", "share"], "%")
-enough = show.seldom(alone, link["alpha"], 8 / 50e6, 248_024, 0.8)
-lesson.predicted(my_every, enough, "batches")
-expected = show.forecast(link_ways, far, link["alpha"], beta=8 / 50e6)
-rows = []
-for name, row in over_link.iterrows():
-    count, _ = show.messages(row.way, far["shapes"])
-    formula = show.sent(row.way, row.every, far["shapes"], far["world_size"])
-    rows.append({"way": name, "messages a batch": f"{count / row.every:.2g}",
-                 "bytes: formula": f"{formula:,.0f}", "counted": f"{row.sent:,.0f}",
-                 "counted / formula": f"{row.sent / formula:.2f}" if formula else "–",
-                 **show.of_ceiling(row, expected)})
-lesson.table(rows)
-diloco = over_link[over_link["way"] == "diloco"].iloc[0]
-lesson.verdict(f"DDP reaches {table.loc['DDP', 'share']:.0%} of the ceiling between processes of "
-               f"one machine, and {over_link.loc['DDP', 'share']:.0%} over the link. "
-               f"{diloco.name} reaches {diloco['share']:.0%} over the link.")
-
-# %% [markdown]
-# On this link the bytes take most of the time, so a way that sends fewer of them gains, too. In a ring of W ranks each
-# rank sends 2 (W − 1) / W times the message (lesson [04](04_collectives.ipynb)): with two ranks, the message once. The
-# rest of the count is headers, which weigh more where messages are short, and the barriers before and after a round.
-#
-# A link also has a **latency**. Light in a glass fibre travels 200,000 km a second. Over 5,000 km each packet needs 25
-# ms, and 50 ms there and back, however many bytes a second the link carries. `lab_cluster.py --rate 1gbit --delay 25ms`
-# makes such a link where the kernel has `netem`. By the model, with α = 50 ms and 1 Gbit/s:
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.verdict("This machine's kernel has no `netem`, so the table is the model's alone."
-               if Cluster.available(delay="25ms") else "This machine can make such a link: try it.")
-lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1e9)))
-
-# %% [markdown]
-# There shorter messages gain next to nothing, and only talking less often helps. Compare the two tables: which ways
-# does a narrow link slow down, and which a distant one?
-#
-# ## What remains different
-#
-# With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running
-# statistics are each rank's own, or rank 0's: lesson [07](07_traps.ipynb).) After local steps all three differ.
-#
-# ### Exercise 2: find what is missing
-#
-# This program averages the weights, and its author thinks that the ranks are equal then:
-#
-# ```python
-# @torch.no_grad()
-# def average(model, optimizer):
-#     for parameter in model.parameters():
-#         dist.all_reduce(parameter)
-#         parameter /= dist.get_world_size()
-# ```
-#
-# `model` has a BatchNorm layer, and `optimizer` is Adam. Write the function so that nothing in a rank's training
-# differs from the others': each value becomes the mean over the ranks. `optimizer.state` is a dict of dicts: look at
-# what is in it. Counters of steps are equal anyway; leave them as they are.
+lesson.predicted(my_times, (before - weight).item(), "times")
+show.walks()
+lesson.figure("Three outer steps of a real training, in the plane in which its weights move most. The four ranks train "
+              "alone for 8 updates each; the circle is their mean, where local SGD would go on. The outer step goes "
+              "further, because it keeps the momentum of the outer steps before it.")
 
 # %%
-# %%writefile results/live/15_average.py
-import torch
-import torch.distributed as dist
-
-
-@torch.no_grad()
-def my_average(model, optimizer):
-    raise NotImplementedError
-
-
-# %%
-check.average("results/live/15_average.py")
-# check.average.hint()
-# check.average.solution()
+# !{paced} --count {folder}/15_diloco.json {gpt} --strategy diloco --parts {check.outer.parts}
 
 # %% [markdown]
-# An average of the weights makes one of three things equal: BatchNorm's statistics and the optimizer's state differ as
-# well. Whether it pays to average all three is another matter. Adam's state has twice the bytes of the weights, so
-# messages become three times as long ([Iacob 2025](https://arxiv.org/abs/2505.22549) sends the state more seldom than
-# the weights).
+# These are six outer steps. They show that the program runs, and how many bytes it sends. They do not show what DiLoCo
+# learns: its momentum needs tens of outer steps.
+#
+# ## What is learned
+#
+# So here is a **recorded** run of 800 updates: 100 outer steps, three random seeds, the same crops for all strategies.
+# The learning rates are **tuned**, by the val loss of seed 0. A comparison at one learning rate would favour the
+# strategy that it suits. `lessons/l15_talk_less/record.py` made it. Four ranks take turns in one process there, which
+# trains the same weights as four processes.
+#
+# **Predict.** After the same tokens, which of the three has the lowest val loss, by the median of the seeds?
+
+# %%
+my_lowest = None  # "ddp", "local" or "diloco"
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+megabytes |= show.read({"diloco": f"{folder}/15_diloco.json"})
+lines = show.recording()
+lesson.predicted(my_lowest, show.lowest(lines))
+show.curves(lines, megabytes, "tokens")
+lesson.figure("Recorded. Val loss against tokens: the medians of the seeds, and a band from the lowest to the highest.")
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.curves(lines, megabytes, "bytes")
+lesson.figure("The same trainings against the bytes between the nodes: those of the dial's count above, per update, "
+              "times the updates.")
+lesson.table(show.learned(lines, megabytes, BUDGET))
+lesson.verdict(show.summary(lines, megabytes))
+
+# %% [markdown]
+# Read the two pictures together. Against tokens a strategy that communicates less often pays: between two messages each
+# rank follows its own crops. Against bytes it gains. Which picture counts depends on what is scarce on your cluster,
+# data or the link. Three seeds are too few to name a winner by the rule of lesson [01](01_measure.ipynb). So the
+# pictures show all of them.
+#
+# The budget decides here: of all strategies that keep it, take the one with the lowest loss.
+#
+# **What the ranks do not share.** Each rank's AdamW keeps moments of its own, from its own crops. DiLoCo leaves them
+# where they are: to send them, too, would make a message three times as long. A checkpoint must then hold the optimizer
+# of each rank.
 #
 # ## Today's field
 #
-# - **Streaming DiLoCo** ([Douillard 2025](https://arxiv.org/abs/2501.18512)) sends the weights in fragments, one at a
-#   time and in 4 bits, while the ranks go on learning. [torchft's
-#   `DiLoCo`](https://docs.pytorch.org/torchft/local_sgd.html) has its parts as arguments: `model_fragments`,
-#   `sync_every`, `fragment_sync_delay` (the batches that a fragment may be on its way) and `should_quantize`. If a rank
-#   fails, the others go back to the last weights on which all agreed.
-# - **Does it hold for large models?** The [scaling laws for DiLoCo](https://arxiv.org/abs/2503.09799) (Charles 2025)
-#   fit models of 35 million to 2.4 billion parameters and predict 4 and 10 billion. DiLoCo's loss falls faster with
-#   size than that of data parallelism, and DiLoCo tolerates larger batches.
-# - **Asynchronous training**: no rank waits. In the first designs each rank sent gradients to a server whenever it had
-#   some, and took the newest weights ([Dean
-#   2012](https://research.google/pubs/large-scale-distributed-deep-networks/)). Its gradient then belongs to older
-#   weights: it is **stale**. With many ranks stale gradients cost so much accuracy that synchronous training with a
-#   few spare ranks was sooner at the same accuracy ([Chen 2016](https://arxiv.org/abs/1604.00981)).
-# - **Decoupled DiLoCo** ([Douillard 2026](https://arxiv.org/abs/2604.21428)) makes rare messages asynchronous. It
-#   merges the fragments that have arrived from a part of the ranks, and waits for no slow or lost one. In a simulation
-#   of 1.2 million chips that fail, 88 % of the time is useful training, in place of 27 % with data parallelism. Between
-#   eight data centres it needs 0.84 Gbit/s in place of 198, and the model reaches 64.1 % on a set of tests in place of
-#   64.4 % ([DeepMind](https://deepmind.google/blog/decoupled-diloco/)).
-#
-# For ranks that all wait for all, lesson [11](11_fault_tolerance.ipynb) shows how a lost one is replaced. LeNet is small:
-# only a large model can tell which N and which outer optimizer it needs.
+# - **DiLoCo's scaling laws** ([Charles 2025](https://arxiv.org/abs/2503.09799)): how rates and batch change with size,
+#   for models of 35 million to 2.4 billion parameters.
+# - **Streaming DiLoCo** ([Douillard 2025](https://arxiv.org/abs/2501.18512)): the pseudo-gradient travels in fragments,
+#   one after another, while the ranks go on training. It is sent in 4 bits, and added up in 32.
+# - **torchft** has both, as [`LocalSGD` and `DiLoCo`](https://docs.pytorch.org/torchft/local_sgd.html), for nodes that
+#   may fail.
+# - **HSDP** is [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) with a mesh of
+#   two dimensions.
 #
 # ## What to remember
 #
-# 1. Messages can be shorter or fewer. Shorter messages save the time that bytes take, which is long on a slow link.
-#    Only fewer messages save latency and waiting, too.
-# 2. Talking less gives a different result: compare accuracy after the same images **and** after the same time.
-# 3. After local steps ranks differ in more than their weights: BatchNorm's statistics, and the optimizer's state.
-#
-# Before you choose: how long is a step of your own job, and how long its message? If talking takes a few percent, leave
-# it.
-#
-# **Next:** [16 · Your turn: a language model](16_language_model.ipynb). Does all of this hold for what is trained today?
+# 1. Bytes cost time only where the link is slow. Count them on the slow connections, and measure at your rate.
+# 2. Send each byte over the slow link once: within the node, between nodes, within the node. It trains the same model.
+# 3. Communicating less often saves the most, and trains another model: compare tuned rates, after the same tokens.
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+best = show.lowest([line for line in lines if line["strategy"] != "ddp"])  # of those within the budget
+whose = {"mine": "your", "ours": "the course's"}[{"local": check.local, "diloco": check.outer}[best].parts]
+lesson.verdict(f"**DDP: {megabytes['ddp']:.2f} MB between the nodes per update. With {whose} {show.WORDS[best]}, the best "
+               f"within the budget: {megabytes[best]:.2f} MB.**")
+
+# %% [markdown]
+# **Next:** [16 · Your turn: a language model](16_language_model.ipynb). Now you decide everything.

@@ -1,0 +1,87 @@
+"""How long does an update take with each strategy, on two nodes of two ranks with a link of chosen speed between them?
+
+    torchrun --nproc_per_node=4 lessons/l15_talk_less/speeds.py --between 20mbit 1gbit --mine hook local \\
+        --out results/live/15_speeds.json
+
+All strategies train the small GPT of the lesson in turns. Those of --mine are the learner's, of mine/, the others ours,
+and ddp is PyTorch's. Within a node a pair of ranks has 1 Gbit/s (course/dial.py). A round of `local` is EVERY updates
+and their message, one of the others two updates.
+
+The file is one JSON object: the machine; `parameters`; `every`; `whose`, {strategy: "yours", "ours" or "PyTorch's"};
+`rounds`, {rate between nodes: {strategy: [seconds per update, of the slowest rank]}}.
+"""
+
+import runpy
+from functools import partial
+
+import torch
+
+from course import dial, rank_program, shortcuts
+from course.timing import interleave, slowest, timed
+from examples.minimal_gpt import GPT, loss_of
+from trainer import files, launch
+from trainer.options import positive
+
+CPU, WITHIN, NODES, WARM_UP = torch.device("cpu"), "1gbit", "2x2", 3
+STRATEGIES = {"ddp": "pytorch", "hook": "ours", "hierarchical": "ours", "local": "ours"}  # the last one has EVERY
+CROPS, CONTEXT, WIDTH, LAYERS = 2, 64, 64, 2  # per rank; as in record.py
+
+
+def update_with(parallelize, windows):
+    """A function that makes an update of a new GPT."""
+    torch.manual_seed(0)
+    parallel, optimizer = parallelize(GPT(CONTEXT, WIDTH, LAYERS), partial(torch.optim.AdamW, lr=1e-3))
+
+    def update():
+        optimizer.zero_grad()
+        loss_of(parallel, windows).backward()
+        optimizer.step()
+    return update
+
+
+def measure(args):
+    dial.pace(WITHIN, NODES, args.between[0])  # before the strategies make groups, whose connections it has to learn
+    windows, programs = torch.randint(256, (CROPS, CONTEXT + 1)), {}
+    for name, course in STRATEGIES.items():
+        module = runpy.run_path(f"{'mine' if name in args.mine else f'lessons/start/{course}'}/{name}.py")
+        update, calls = update_with(module["parallelize"], windows), module.get("EVERY", 2)
+        for _ in range(max(WARM_UP, calls)):  # a round begins after a message
+            update()
+        programs[name] = partial(timed, update, calls, CPU)
+    rounds = {}
+    for rate in args.between:
+        dial.pace(WITHIN, NODES, rate)
+        rounds[rate] = {name: slowest(seconds) for name, seconds in interleave(programs, args.rounds).items()}
+    whose = {name: "yours" if name in args.mine else course.replace("pytorch", "PyTorch's")
+             for name, course in STRATEGIES.items()}
+    return {"parameters": sum(each.numel() for each in GPT(CONTEXT, WIDTH, LAYERS).parameters()), "every": calls,
+            "whose": whose, "rounds": rounds}
+
+
+def main():
+    parser = rank_program.parser(__doc__, out="write what was measured to this file, as JSON", timeout=60)
+    parser.add_argument("--between", nargs="+", default=["20mbit", "1gbit"], metavar="RATE",
+                        help="between two ranks on different nodes, one after the other (%(default)s)")
+    parser.add_argument("--rounds", type=positive(int), default=12, help="of each strategy (%(default)s)")
+    parser.add_argument("--mine", nargs="*", default=[], choices=[*STRATEGIES][1:], metavar="STRATEGY",
+                        help="take these from mine/")
+    args = parser.parse_args()
+    with parser.one_line():
+        placement = launch.find_placement("cpu", "gloo")
+        if placement.world_size != 4:
+            raise ValueError("two nodes of two ranks: torchrun --nproc_per_node=4")
+        for rate in args.between:
+            dial.bits(rate)
+        if why := dial.missing():
+            raise OSError(why)
+        files.check_output("--out", args.out)
+    torch.set_num_threads(1)
+    with rank_program.ranks(placement, args.timeout):
+        shortcuts.defer_compiler()
+        results = measure(args)
+    if placement.rank == 0:
+        rank_program.write_json(args.out, rank_program.measured_on(placement) | results)
+
+
+if __name__ == "__main__":
+    rank_program.start(main)
