@@ -240,6 +240,12 @@ def note(name: str | None = None) -> None:
     print("\n\n".join(each if each.startswith("    ") else textwrap.fill(each, 100) for each in paragraphs))
 
 
+def write_mean_of_means(path: str) -> str:
+    """Write the solution with one deliberate mistake: each rank divides by its own number of targets."""
+    Path(path).write_text(edited(inspect.getsource(solution), OWN_COUNT), encoding="utf-8")
+    return path
+
+
 def ddp(ranks):
     """With DDP on 1, 2 and 3 ranks your program trains, to rounding, what one process trains, from the same crops. It
     judges the whole held-out text, prints and saves once."""
@@ -345,8 +351,8 @@ ddp = Exam(
      "target of the update must weigh the same, on whatever rank and in whatever micro-batch it is: sum, and divide by "
      "the number of all. DDP averages in backward, but not under no_sync(). What needs the mean gradient comes later.",
      "count = (targets_of(windows) >= 0).sum() before you take the share. For each chunk: loss_of(wrapped, part, "
-     "targets_of(part), \"sum\") / count * ranks, backward, all but the last under wrapped.no_sync(), forward too. Then "
-     "clip, step, schedule. Validate: sum over held_out[rank::ranks], all_reduce, divide by all targets. Rank 0 prints "
+     "targets_of(part), \"sum\") / count * ranks, backward, all but the last under wrapped.no_sync(), forward too. "
+     "Then clip, step, schedule. Validate: sum over held_out[rank::ranks], all_reduce, divide by all targets. Rank 0 prints "
      "the all-reduced loss, and saves model.state_dict(), not wrapped's."),
     MISTAKES | {
         "No backward was synchronised: the last micro-batch, too, ran under no_sync(). It must run outside, and then "

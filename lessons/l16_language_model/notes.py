@@ -38,8 +38,8 @@ NOTES = {
         """,
     "no_sync": """
         The gradients of the micro-batches add up in .grad. Only their sum must travel. Within no_sync() DDP keeps
-        still, also around the forward (lesson 07). The last backward(), outside of it, sends what all have added up. To send
-        each time is right as well, and sends more.
+        still, also around the forward (lesson 07). The last backward(), outside of it, sends what all have added up.
+        To send each time is right as well, and sends more.
 
         A sharded model has set_requires_gradient_sync(True or False). It saves messages, and costs memory: until the
         last micro-batch each rank keeps the whole gradient. Where memory is short, reduce each time.

@@ -1,6 +1,8 @@
 """The tables and pictures of lesson 16."""
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from statistics import median
 
@@ -70,7 +72,7 @@ class Try:
     """with whose file it was, as train_gpt.py says it"""
     options: str
     megabytes: float
-    """at the worst moment of an update, of the rank that holds most; nan where it could not be measured"""
+    """between two updates, of the rank that keeps most"""
     tokens: int
     loss: float
     """on the held-out text"""
@@ -83,8 +85,17 @@ def tried(options: str, folder: str, printed: str) -> Try:
     curves = step_memory.read(folder)
     if not (name and ended and curves):
         raise ValueError((printed.strip().splitlines() or ["It said nothing."])[-1])
-    return Try(name[1], options, max(map(step_memory.most, curves)) / 1e6, int(ended[2].replace(",", "")),
+    return Try(name[1], options, max(map(step_memory.kept, curves)) / 1e6, int(ended[2].replace(",", "")),
                float(ended[1]))
+
+
+def attempt(strategy: str, options: str, fixed: str, ranks: int, folder: str) -> Try:
+    """What the two commands above do, for the course's tries. CalledProcessError where one fails."""
+    program = ["mine/train_gpt.py", *fixed.split(), "--strategy", strategy, *options.split()]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    subprocess.run([*torchrun, "-m", "course.step_memory", "--out", folder, *program], check=True, capture_output=True)
+    done = subprocess.run([*torchrun, *program], check=True, capture_output=True, text=True)
+    return tried(options, folder, done.stdout)
 
 
 def board(tries: list[Try], budget: float, tokens: int) -> list[dict]:
@@ -93,14 +104,14 @@ def board(tries: list[Try], budget: float, tokens: int) -> list[dict]:
         return each.megabytes <= budget and each.tokens == tokens
 
     return [{"strategy": each.strategy, "options": each.options or "–",
-             "MB at the worst moment": f"{each.megabytes:.1f}" + ("" if each.megabytes <= budget else ", too much"),
+             "MB kept": f"{each.megabytes:.1f}" + ("" if each.megabytes <= budget else ", too much"),
              "tokens": f"{each.tokens:,}" + ("" if each.tokens == tokens else ", not the number asked for"),
              "val loss": f"{each.loss:.3f}", "score": f"{each.loss:.3f}" if kept(each) else "none"}
             for each in sorted(tries, key=lambda each: (not kept(each), each.loss))]
 
 
 def budget(tries: list[Try], megabytes: float) -> Axes:
-    """A bar for each try: the worst moment, beside the budget."""
+    """A bar for each try: what a rank keeps between two updates, beside the budget."""
     ax = plt.subplots(figsize=(11, 1.8 + 0.8 * len(tries)))[1]
     for row, each in enumerate(tries):
         fits = each.megabytes <= megabytes
@@ -108,7 +119,7 @@ def budget(tries: list[Try], megabytes: float) -> Axes:
         ax.text(each.megabytes, row, f"  val loss {each.loss:.2f}", va="center", fontsize=14)
     ax.axvline(megabytes, color="black", linewidth=2.5)
     name_rows(ax, [f"{each.strategy} {each.options}".strip() for each in tries])
-    ax.set(xlabel="MB of tensors at the worst moment of an update, of one rank",
+    ax.set(xlabel="MB of tensors between two updates, of the rank that keeps most",
            xlim=(0, 1.3 * max(each.megabytes for each in tries)))
     head(ax, "Who keeps the budget?", key=[line_key(f"budget: {megabytes:g} MB", color="black")])
     return ax
@@ -125,10 +136,25 @@ def speedups(measured: dict) -> dict[str, Ratio]:
 
 def speeds(measured: dict) -> list[dict]:
     """A row for each network."""
-    return [{"network": network(rate), "one process, tokens/s": f"{measured['tokens'] / median(rounds['one process']):,.0f}",
+    return [{"network": network(rate),
+             "one process, tokens/s": f"{measured['tokens'] / median(rounds['one process']):,.0f}",
              "the ranks, tokens/s": f"{measured['tokens'] / median(rounds['ranks']):,.0f}",
              "speed-up": str(ratio(rounds["one process"], rounds["ranks"]))}
             for rate, rounds in measured["rounds"].items()]
+
+
+def where_faster(measured: dict) -> list[str]:
+    """The rates of the networks on which the ranks are, significantly."""
+    return [rate for rate, each in speedups(measured).items() if each.significant and each.low > 1]
+
+
+def sentence(measured: dict) -> str:
+    """On which networks the ranks pay, and on which they do not."""
+    kinds: dict[str, list[str]] = {"faster than one process": [], "slower": [], "neither, significantly": []}
+    for rate, each in speedups(measured).items():
+        kinds["neither, significantly" if not each.significant else "faster than one process" if each.low > 1 else
+              "slower"].append(network(rate))
+    return "The ranks are " + "; ".join(f"{kind}: {', '.join(where)}" for kind, where in kinds.items() if where) + "."
 
 
 def speedup_by_network(measured: dict, whose: str) -> Axes:
@@ -144,7 +170,6 @@ def speedup_by_network(measured: dict, whose: str) -> Axes:
         ax.text(each.median, row - 0.28, f"{each.median:.2f}", ha="center", va="bottom", fontsize=16)
     ax.axvline(1, color="black", linestyle=":")
     ax.set(xlabel="times the tokens per second of one process", xlim=(0, None))
-    ax.set_ylim(-0.7, len(measured["rounds"]) - 0.4)
     name_rows(ax, [network(rate) for rate in measured["rounds"]])
     head(ax, f"{measured['world_size']} ranks, DDP ({whose})", key=[
         line_key("more than one process", color=COLOURS[0], linewidth=9, alpha=0.5),

@@ -7,8 +7,8 @@
 round is a whole training of --updates updates; its first is not timed, in which DDP makes its buckets. A rate is that
 of course/dial.py; none: no limit.
 
-The file is one JSON object: the machine; `parameters`; `tokens` of an update; `rounds`, {rate: {"one process" or "ranks":
-[seconds per update, of the slowest rank]}}.
+The file is one JSON object: the machine; `parameters`; `tokens` of an update; `rounds`, {rate: {"one process" or
+"ranks": [seconds per update, of the slowest rank]}}.
 """
 
 import io
