@@ -352,8 +352,8 @@ ddp = Exam(
      "the number of all. DDP averages in backward, but not under no_sync(). What needs the mean gradient comes later.",
      "count = (targets_of(windows) >= 0).sum() before you take the share. For each chunk: loss_of(wrapped, part, "
      "targets_of(part), \"sum\") / count * ranks, backward, all but the last under wrapped.no_sync(), forward too. "
-     "Then clip, step, schedule. Validate: sum over held_out[rank::ranks], all_reduce, divide by all targets. Rank 0 prints "
-     "the all-reduced loss, and saves model.state_dict(), not wrapped's."),
+     "Then clip, step, schedule. Validate: sum over held_out[rank::ranks], all_reduce, divide by all targets. "
+     "Rank 0 prints the all-reduced loss, and saves model.state_dict(), not wrapped's."),
     MISTAKES | {
         "No backward was synchronised: the last micro-batch, too, ran under no_sync(). It must run outside, and then "
         'sends what all have added up. More: `check.note("no_sync")`.': {SYNC: "if args.fsdp"},

@@ -28,9 +28,10 @@ def reports(printed: str) -> list[tuple[int, float]]:
 
 
 def written(printed: str, most: int = 300) -> str:
-    """What the model wrote: all that follows the last report."""
+    """What the model wrote: all that follows the last report; · stands for what cannot be printed."""
     *_, last = LINE.finditer(printed)
-    return printed[last.end():].strip("\n")[:most]
+    text = printed[last.end():].strip("\n")[:most]
+    return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
 
 
 def distances(one: Answer, many: Answer) -> list[float]:

@@ -152,7 +152,6 @@ if __name__ == "__main__":
     train(args)
     dist.destroy_process_group()
 
-
 # %%
 check.ddp("mine/gpt_ranks.py")
 # check.ddp.hint()
@@ -170,9 +169,8 @@ check.ddp("mine/gpt_ranks.py")
 #
 # When your program is right, it trains in the rest of this lesson. Until then the course's does. Figures say whose.
 #
-# Now the real model and the real text, still in float64. Beside your program runs one with a deliberate mistake: each
-# rank takes the mean over **its own** targets, and DDP takes the mean of these means. The losses of its first updates look
-# like those of one process.
+# Now the real model and the real text, still in float64. Beside it runs one with a deliberate mistake: each rank
+# takes the mean over **its own** targets, and DDP takes the mean of these means.
 #
 # **Predict.** How far are the weights of the program with the mistake from those of one process after the last update, in
 # percent of their norm: about 0.01, about 1, or about 100?
@@ -192,14 +190,14 @@ for name, file in {f"DDP ({check.ddp.whose})": program, "a mean of the ranks' me
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.from_one_process(distances)
-lesson.figure("The norm of the difference of all weights, relative to their norm. Your program stays in the last digits. "
-              "With one deliberate mistake the ranks train another model, and each rank still agrees with all others.")
+lesson.figure("The norm of the difference of all weights, relative to their norm. The program of the exam stays in the "
+              "last digits. With one deliberate mistake the ranks train another model, and each rank still agrees with all others.")
 far = 100 * distances["a mean of the ranks' means"][-1]
 lesson.predicted(my_distance, min((0.01, 1, 100), key=lambda each: abs(each / far - 1) if far else 1))
 
 # %% [markdown]
-# The ranks of the wrong program are *one* model: a comparison of ranks with each other finds nothing. Nor does a curve of
-# the loss. Only the numbers of one process do. `check.note()` lists what the course has to say about each decision of
+# The ranks of the wrong program are *one* model: a comparison of ranks with each other finds nothing. Only the
+# numbers of one process do. `check.note()` lists what the course has to say about each decision of
 # the exam. The same program for GPUs, bf16 and real use is
 # [minimal_gpt_ddp.py](../examples/minimal_gpt_ddp.py).
 #
@@ -245,7 +243,7 @@ print(f"FSDP2 ({check.fsdp.whose}): {many}")
 # [15](15_talk_less.ipynb). The score is the loss on the held-out text after a fixed number of tokens. So it does not
 # depend on your machine. As it stands, the program breaks the budget.
 #
-# Choose a strategy (`ddp`, `zero`, `fsdp`, …) and options: `--micro-batches`, `--width` (a multiple of 4), `--layers`, `--lr`.
+# Choose a strategy (`ddp`, `zero`, `fsdp`, …) and options: `--width` (a multiple of 4), `--layers`, `--lr`.
 # `--batch` and `--updates` stay. Change the line, run the cells below it again, and get the score down.
 
 # %%
@@ -283,7 +281,7 @@ lesson.table(show.board(mine + ours, budget, tokens))
 # %% [markdown]
 # Between two updates a rank of DDP keeps weights, gradients and Adam's two values for every parameter: 16 bytes each. Who
 # shards them keeps less per parameter, and may have a wider model for the same bytes. The worst moment within an update
-# has activations and buffers, too: `step_memory.most` counts it.
+# has activations and buffers, too: `step_memory.most` counts it, and `--micro-batches` lowers it.
 #
 # ## Tokens per second
 #
