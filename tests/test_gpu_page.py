@@ -84,3 +84,14 @@ def test_main_py_with_one_option_after_another(folder):
 
 def test_what_runs_has_its_versions():
     assert GPT["torch"] in PAGE and GPT["gpu"] in PAGE
+
+
+@pytest.mark.weekly  # it compiles
+@pytest.mark.timeout(600)
+def test_what_records_a_gpu_can_be_rehearsed_without_one(tmp_path):
+    done = runner.run(1, "--rehearse", "--rounds", 1, "--out", tmp_path, script="scripts/measure/one_gpu.py",
+                      limit=500)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "gpt.json").read_text())["variants"]
+    assert facts["bf16 compiled"]["graphs"] == 1 and facts["bf16"]["graphs"] == 0
+    assert facts["bf16 compiled"]["new graphs of half a batch"] >= 1
