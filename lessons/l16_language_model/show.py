@@ -27,10 +27,12 @@ def reports(printed: str) -> list[tuple[int, float]]:
     return [(int(update), float(loss)) for update, loss in LINE.findall(printed)]
 
 
-def written(printed: str, most: int = 300) -> str:
-    """What the model wrote: all that follows the last report; · stands for what cannot be printed."""
+def written(printed: str, most: int = 600) -> str:
+    """What the model wrote: what follows the last report, without lines that hold no letter. · stands for what cannot be
+    printed."""
     *_, last = LINE.finditer(printed)
-    text = printed[last.end():].strip("\n")[:most]
+    lines = printed[last.end():].split("\n")
+    text = "\n".join(line for line in lines if any(map(str.isalpha, line)))[:most]  # no rules of tables
     return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
 
 

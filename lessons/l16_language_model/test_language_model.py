@@ -14,7 +14,7 @@ from lessons.l16_language_model import check, notes, show, targets
 from tests import runner
 
 FOLDER = Path("lessons/l16_language_model")
-SMALL = ["--text", "TROUBLESHOOTING.md", "--width", 32, "--batch", 24, "--updates", 20, "--report", 10, "--write", 20]
+SMALL = ["--text", "TROUBLESHOOTING.md", "--width", 32, "--batch", 24, "--updates", 20, "--report", 10, "--write", 90]
 
 
 def test_a_crop_s_targets_end_with_its_paragraph_or_begin_with_its_answer():

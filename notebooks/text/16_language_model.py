@@ -204,7 +204,8 @@ lesson.predicted(my_distance, min((0.01, 1, 100), key=lambda each: abs(each / fa
 # ## It learns words
 
 # %%
-# !torchrun --nproc_per_node={ranks} {program} --updates {updates} --report {-(-updates // 4)} {options} > {live}_after.txt
+# !torchrun --nproc_per_node={ranks} {program} --updates {updates} --report {-(-updates // 4)} --write 2000 \
+#     {options} > {live}_after.txt
 # !grep "^update" {live}_after.txt
 
 # %% [markdown]
@@ -214,7 +215,7 @@ lesson.predicted(my_distance, min((0.01, 1, 100), key=lambda each: abs(each / fa
 print(show.written(before, 150))
 
 # %% [markdown]
-# And after its last:
+# And after its last, without the lines that hold no letter:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 print(show.written(Path(f"{live}_after.txt").read_text()))
