@@ -28,8 +28,8 @@ def reports(printed: str) -> list[tuple[int, float]]:
 
 
 def written(printed: str, most: int = 600) -> str:
-    """What the model wrote: what follows the last report, without lines that hold no letter. · stands for what cannot be
-    printed."""
+    """What the model wrote: what follows the last report, without lines that hold no letter. · stands for what cannot
+    be printed."""
     *_, last = LINE.finditer(printed)
     lines = printed[last.end():].split("\n")
     text = "\n".join(line for line in lines if any(map(str.isalpha, line)))[:most]  # no rules of tables
