@@ -45,6 +45,9 @@ def commands(folder, quick):
         "losses": f"torchrun --nproc_per_node={ranks} lessons/l08_performance/losses.py "
                   f"--rounds {1 if quick else 7} --out {folder}/losses.json",
         "benchmark": f"python scripts/measure/benchmark.py {benchmark} --out {folder}/benchmark.json",
+        # precision, the compiler, memory along a step and a trace: what the page On a GPU shows
+        **({"language model": f"torchrun --nproc_per_node=1 scripts/measure/one_gpu.py --rounds {1 if quick else 7} "
+                              f"--out {folder}"} if Path("/dev/nvidiactl").exists() else {}),
     }
 
 
@@ -107,6 +110,7 @@ The runs of lesson 08, LeNet on CIFAR-10 (or the synthetic set, as each log says
 | `1-rank.jsonl`, `N-ranks.jsonl` | the run logs |
 | `losses.json` | images per second of one process, of processes that never communicate, and of DDP |
 | `benchmark.json`, `benchmark.out` | ratios of whole runs, with their median |
+| `gpt.json`, `profile.txt`, `profile.json.gz` | with a GPU: a language model, as the page *On a GPU* shows it |
 | `gpu-tests.out` | each test marked `gpu`, and what became of it |
 
 What ran, one after another, with `OMP_NUM_THREADS=1`:

@@ -40,7 +40,7 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/cards.p
             ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks and their solutions.
-PACKED = re.compile(r"(lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp)|lessons/start/ours/\w+|"
+PACKED = re.compile(r"(lessons/l\d\d[a-z]?_\w+/(check|solution|capstone|my_ddp|notes)|lessons/start/ours/\w+|"
                     r"examples/minimal_gpt_ddp)\.py")
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 

@@ -1,13 +1,14 @@
-"""The exam of lesson 16: minimal_gpt.py, made data-parallel, with DDP and then with FSDP2.
+"""The exam of lesson 16: a program of one process, made data-parallel, with DDP and then with FSDP2.
 
-The learner's `train(args)` and minimal_gpt.py's run on the same small text, in float64. What each update takes,
-computes and sends is noted; `exam_cases` compares.
+There are two exam texts, text_a.py and text_b.py. The learner's `train(args)` and that of its text run on the same
+small data, in float64. What each update takes, computes and sends is noted; `exam_cases` compares. The solution of text
+B is that of text A with the edits that make text B of text A.
 """
 
 import inspect
 import io
-import math
 import re
+import textwrap
 import zlib
 from collections import Counter
 from contextlib import redirect_stdout
@@ -21,48 +22,22 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from course.exercise import Case, edited, exercise
+from course.exercise import PACKED, Case, edited
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
 from course.one_process import Recorder, times
 from course.sent import Sent
-from examples import minimal_gpt, minimal_gpt_ddp
+from examples import minimal_gpt
+from lessons.l16_language_model import notes, solution, text_a, text_b
 
 UPDATES, CONTEXT, WINDOWS = 3, 8, 5  # windows of held-out text: neither 2 nor 3 ranks can share them equally
 NEAR = 1e-6  # relative, of float64: rounding is far below, each mistake far above
 FIGURES = re.compile(r"update (\d+),(?: loss (\d+\.\d+|nan),)? val loss (\d+\.\d+|nan)")
 
 
-# How busy a device is
-def my_mfu(speed, parameters, layers, width, context, peak):
-    return speed * (6 * parameters + 12 * layers * width * context) / peak
+TEXTS = {"a": text_a, "b": text_b}
 
 
-@exercise(
-    solution=my_mfu,
-    hint="Operations for a token: 2 for each parameter in forward, twice as many in backward; and 12 · layers · width "
-    "· context for the attention. Times tokens a second, over the operations a second at best.",
-    mistakes={
-        "That is forward alone. Backward has two products for each product of forward: 6 operations for a parameter.":
-            lambda speed, parameters, layers, width, context, peak:
-                speed * (2 * parameters + 12 * layers * width * context) / peak,
-        "The products of the attention have no parameters: they add 12 · layers · width · context for a token.":
-            lambda speed, parameters, layers, width, context, peak: speed * 6 * parameters / peak,
-        "`speed` counts tokens, not sequences: do not multiply by the context.":
-            lambda speed, parameters, layers, width, context, peak:
-                speed * context * (6 * parameters + 12 * layers * width * context) / peak,
-    },
-)
-def mfu(answer):
-    """You count as the field does: what the model needs, over what the device could do. Operations that a program adds,
-    such as recomputed activations, count as nothing."""
-    for numbers in [(1.2e4, 4e5, 2, 128, 64, 6e10), (4e5, 7e9, 32, 4096, 4096, 8 * 989e12)]:
-        got, right = answer(*numbers), numbers[0] * (6 * numbers[1] + 12 * math.prod(numbers[2:5])) / numbers[5]
-        yield Case(got, right, f"For (speed, parameters, layers, width, context, peak) = {numbers} you gave {got}; "
-                               f"the MFU is {right:.4g}.")
-
-
-# The exam
 class Watch:
     """Within `with`: what a training takes, computes, sends, prints and saves. `rows`: a dict for each update."""
 
@@ -110,10 +85,11 @@ class Watch:
         self.sent.bytes.clear()
 
 
-def measure(train, context, fsdp=False):
-    """What this rank saw of the learner's training, each update beside that of one process."""
+def measure(train, context, text, fsdp=False):
+    """What this rank saw of the learner's training, each update beside that of one process. `text`: "a" or "b"."""
     accumulate, random, path = 3, Random(0), Path(context.folder, f"text{context.rank}")
-    path.write_text("".join(chr(random.randint(1, 127)) for _ in range(10 * (WINDOWS * CONTEXT + 1))))
+    letters = [*map(chr, range(32, 127)), *["\n"] * 40]  # line breaks, and blank lines, in most crops
+    path.write_text("".join(random.choices(letters, k=10 * (WINDOWS * CONTEXT + 1))))
     values = {"updates": UPDATES, "report": UPDATES, "batch": 12 * accumulate, "accumulate": accumulate, "clip": 0.4,
               "width": 8, "context": CONTEXT, "lr": 0.03,
               "text": path, "write": 2, "save": Path(context.folder, "saved.pt")}
@@ -121,7 +97,7 @@ def measure(train, context, fsdp=False):
     args.fsdp = fsdp
     torch.set_default_dtype(torch.float64)
     with Watch() as one:
-        minimal_gpt.train(args)
+        TEXTS[text].train(args)
     with Watch() as mine:
         train(args)
     theirs, right = mine.values.record(), one.values.record()
@@ -178,7 +154,7 @@ def exam_cases(ranks, fsdp=False):
         yield Case([drawn.total(), len(drawn), drawn == wanted], [wanted.total(), len(wanted), True],
                    f"{at} the ranks together took {drawn.total()} crops, {len(drawn)} of them different. One process "
                    f"takes {wanted.total()}" + (", and other ones." if drawn.total() == wanted.total() else "."))
-        yield Case([row["parts"][0] for row in rows], [row["parts"][1] for row in rows],
+        yield Case([row["parts"][0] for row in rows], [first["accumulate"]] * len(rows),
                    f"{at} the ranks made {[row['parts'][0] for row in rows]} micro-batches, and --accumulate said "
                    f"{first['accumulate']}.")
         yield Case([row["decayed"][0] for row in rows], [row["decayed"][1] for row in rows],
@@ -208,7 +184,7 @@ def exam_cases(ranks, fsdp=False):
     yield Case(saved, [1] + [0] * (len(ranks) - 1), f"{on}, {sum(saved)} files were written, rank by rank {saved}. "
                "Rank 0 alone writes one.")
     [names], [right] = first["saved"]
-    yield Case(names, right, f"{on}, minimal_gpt.py's model cannot load the file: its first names are "
+    yield Case(names, right, f"{on}, `GPT` cannot load the file: its first names are "
                f"{', '.join(list(names)[:2])}. It needs {', '.join(list(right)[:2])}, all whole.",
                remark=f"{on} the gradients were sent {round(first['sent'])} times an update, and once would do: {wrap} "
                "may keep still in all micro-batches but the last"
@@ -216,139 +192,214 @@ def exam_cases(ranks, fsdp=False):
                if round(first["sent"]) > 1 else "")
 
 
+class Exam(ExerciseOnRanks):
+    """An exam about text A, whose check judges a file that imports text B's targets by text B."""
+
+    def __init__(self, cases, hint, mistakes, fsdp=False, text="a"):
+        measurement = Measurement(partial(measure, text=text, fsdp=fsdp), "train", preload=PRELOAD)
+        solved = solution.train if text == "a" else mistake({}, text)
+        super().__init__(cases, solved, hint, {
+            message: mistake(edits, text) for message, edits in mistakes.items()}, measurement, (2, 3, 1))
+        self.text = text
+        self.of_b = Exam(cases, hint, mistakes, fsdp, "b") if text == "a" else None
+
+    def verdict(self, attempt):
+        if self.of_b and isinstance(attempt, str | Path) and Path(attempt).is_file() and re.search(
+                r"import .*\banswer\b", Path(attempt).read_text(encoding="utf-8")):
+            return self.of_b.verdict(attempt)
+        outcome, message = super().verdict(attempt)
+        return outcome, message.replace("Right.", f"Right, exam text {self.text.upper()}.", 1)
+
+    @property
+    def whose(self):
+        return "yours" if self.file else "ours"
+
+    def solution(self) -> None:
+        if self.check.__code__.co_filename.startswith(PACKED):  # a learner's copy
+            return super().solution()
+        print(edited(inspect.getsource(solution), OF_TEXT[self.text]))
+
+
+def changed(edits, text, args):
+    """The solution of that text, with some of it replaced, {old: new}, trains."""
+    namespace = {"__name__": "changed"}
+    exec(edited(inspect.getsource(solution), edits | OF_TEXT[text]), namespace)
+    namespace["train"](args)
+
+
+def mistake(edits, text="a"):
+    return partial(changed, edits, text)
+
+
+def note(name: str | None = None) -> None:
+    """Print what the course says about one of the exam's decisions; without a name, the names."""
+    if name not in notes.NOTES:
+        print("Notes: " + ", ".join(f'check.note("{each}")' for each in notes.NOTES))
+        return
+    paragraphs = textwrap.dedent(notes.NOTES[name]).strip().split("\n\n")
+    print("\n\n".join(each if each.startswith("    ") else textwrap.fill(each, 100) for each in paragraphs))
+
+
+def write_mean_of_means(path: str) -> str:
+    """Write the solution with one deliberate mistake: each rank divides by its own number of targets."""
+    Path(path).write_text(edited(inspect.getsource(solution), OWN_COUNT), encoding="utf-8")
+    return path
+
+
 def ddp(ranks):
-    """With DDP on 1, 2 and 3 ranks your program trains, to rounding, what minimal_gpt.py trains, from the same crops.
-    It judges the whole held-out text, prints and saves once."""
+    """With DDP on 1, 2 and 3 ranks your program trains, to rounding, what one process trains, from the same crops. It
+    judges the whole held-out text, prints and saves once."""
     yield from exam_cases(ranks)
 
 
 def fsdp(ranks):
-    """With fully_shard on 1, 2 and 3 ranks your program trains, to rounding, what minimal_gpt.py trains."""
+    """With fully_shard on 1, 2 and 3 ranks your program trains, to rounding, what one process trains."""
     yield from exam_cases(ranks, fsdp=True)
 
 
-def changed(*edits_and_args):
-    """minimal_gpt_ddp.py's train, with some of its text replaced: {old: new}."""
-    edits, args = edits_and_args
-    namespace = {"__name__": "changed"}
-    exec(edited(inspect.getsource(minimal_gpt_ddp), edits), namespace)
-    namespace["train"](args)
+OF_TEXT = {"a": {}, "b": {
+    "from lessons.l16_language_model.targets import loss_of\n"
+    "from lessons.l16_language_model.targets import paragraph as targets_of\n":
+        "from lessons.l16_language_model.targets import answer as targets_of\n"
+        "from lessons.l16_language_model.targets import loss_of\n",
+    "    val_loss = validate(model, held_out)  # on":
+        "    pieces, order = learnt.unfold(0, args.context + 1, args.context), []  # each is learnt once per epoch\n"
+        "    val_loss = validate(model, held_out)  # on",
+    "        begins = torch.randint(len(learnt) - args.context, (args.batch,), generator=crops)\n"
+    "        windows = learnt[begins[:, None] + torch.arange(args.context + 1)]\n":
+        "        if len(order) < args.batch:\n"
+        "            order = torch.randperm(len(pieces), generator=crops)\n"
+        "        windows, order = pieces[order[:args.batch]], order[args.batch:]\n"}}
+PRELOAD = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
 
-
-def mistake(edits):
-    return partial(changed, edits)
-
-
-SHARE, DRAWN, STEP = "begins[rank::ranks].chunk", "(args.batch,)", "        schedule.step()\n"
-WRAPPED = "DistributedDataParallel(model, gradient_as_bucket_view=True)"
+# The lines of the solution that mistakes replace.
+SHARE, STEP = "windows[rank::ranks].chunk", "        schedule.step()\n"
+WRAPPED = "DistributedDataParallel(model)"
 SYNC, NO_SYNC = "if last or args.fsdp", " else wrapped.no_sync()"
-SHARD = (
-    "    if args.fsdp:\n"
-    "        policy = MixedPrecisionPolicy("
-    "  # halves what is gathered; gradients add up in float32, as DDP's do\n"
-    "            param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else MixedPrecisionPolicy()\n"
-    "        for part in (*model.blocks, model):  # a block's weights are gathered together; the rest with the model\n"
-    "            fully_shard(part, mp_policy=policy)\n")
-CLIP = "nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of the mean gradient"
+SHARD = ("    if args.fsdp:\n"
+         "        for part in (*model.blocks, model):"
+         "  # a block's weights are gathered together; the rest with the model\n"
+         "            fully_shard(part)\n")
+MICRO = 'loss_of(wrapped, part, targets_of(part), "sum") / count'
+BACKWARD = "(micro * ranks).backward()"
+OWN_COUNT = {"        loss = 0\n": "        count = (targets_of(windows[rank::ranks]) >= 0).sum()\n        loss = 0\n",
+             BACKWARD: "micro.backward()"}
+CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of the mean gradient\n"
 OWN_WEIGHTS = {"manual_seed(0)  # the": "manual_seed(rank)  # the"}
-OWN = {"crops = torch.Generator().manual_seed(0)": "crops = torch.Generator().manual_seed(rank)"}
-CLIPPED_EARLY = {"                micro.backward()": "                micro.backward()\n            "
-                 "nn.utils.clip_grad_norm_(model.parameters(), args.clip)", f"        {CLIP}\n": ""}
+OWN_CROPS = {"crops = torch.Generator().manual_seed(0)": "crops = torch.Generator().manual_seed(rank)",
+             SHARE: "windows.chunk"}
+SUMMED = ("    dist.all_reduce(total)\n    return total.item() / (targets_of(held_out) >= 0).sum().item()")
+OWN_WINDOWS = "(targets_of(held_out[rank::ranks]) >= 0).sum().item()"
 MISTAKES = {
-    "Each rank took the whole batch, the same on all: as many tokens an update as one process, computed by every rank. "
-    "Take the rank's own share of `begins`, such as begins[rank::ranks].": mistake({SHARE: "begins.chunk"}),
-    "All ranks took the same part of the batch, so that the rest is never learnt from. begins[rank::ranks] is another "
-    "part on each rank.": mistake({SHARE: "begins[::ranks].chunk"}),
+    "Each rank took the whole batch, the same on all: as many tokens per update as one process, computed by every "
+    'rank. Give each rank a share of the crops, such as windows[rank::ranks]. More: `check.note("crops")`.':
+        {SHARE: "windows.chunk"},
+    "All ranks took the same part of the batch, so that the rest is never learnt from. windows[rank::ranks] is another "
+    "part on each rank.": {SHARE: "windows[::ranks].chunk"},
     "Each rank drew a batch of its own, so that an update holds more tokens on more ranks, at the same learning rate. "
-    "--batch is that of the update: divide it by the ranks.": mistake(OWN | {SHARE: "begins.chunk"}),
+    '--batch is that of the update, of all ranks together. More: `check.note("crops")`.': OWN_CROPS,
     "The ranks drew their crops with seeds of their own. A training may do so (nanoGPT does), but nobody can compare "
-    "it with one process. Draw the same on all ranks, and take a share.":
-        mistake(OWN | {SHARE: "begins.chunk", DRAWN: "(args.batch // ranks,)"}),
-    "Divide the loss of each micro-batch by their number: backward adds gradients up. Adam divides by the gradient's "
-    "length, and so does the clip: the curve of the loss hardly shows this mistake.":
-        mistake({" / args.accumulate\n": "\n"}),
-    "You divided by the number of ranks, too. The mean over the ranks is taken for you.":
-        mistake({"/ args.accumulate\n": "/ args.accumulate / ranks\n"}),
-    "The clip came before the average: each micro-batch was clipped on its own rank. Clip once an update, after the "
-    "last backward, when the gradient is the mean of all.": mistake(CLIPPED_EARLY),
+    'it with one process. Draw the same on all ranks, and take a share. More: `check.note("crops")`.':
+        OWN_CROPS | {"    for update in range(1,": "    args.batch //= ranks\n    for update in range(1,"},
+    "Your program knows no micro-batches. Each rank divides its share into --accumulate of them, whose gradients add "
+    "up.": {"chunk(args.accumulate)": "chunk(1)", "number == args.accumulate": "True"},
+    "That is the mean of the micro-batches' means. They hold unequal numbers of targets, so a target in a short one "
+    "weighs more. Add the loss up, and divide by all targets of the update, those of the other ranks, too. More: "
+    '`check.note("loss")`.': {MICRO: "loss_of(wrapped, part, targets_of(part)) / args.accumulate",
+                              BACKWARD: "micro.backward()"},
+    "Each rank divided by its own number of targets: the mean over the ranks is then a mean of means, and a target on "
+    "a rank with few weighs more. Divide by the number of all ranks' targets. More: `check.note(\"loss\")`.": OWN_COUNT,
+    "You divided by all targets of the update, and the mean over the ranks then divided once more by their number. "
+    "Multiply the loss by the number of ranks before backward. Adam and the clip hide this mistake: the curve of the "
+    'loss hardly shows it. More: `check.note("loss")`.': {BACKWARD: "micro.backward()"},
+    "The gradients of the micro-batches added up as if each were a whole update: the gradient is as many times too "
+    'large. More: `check.note("loss")`.': {MICRO: "loss_of(wrapped, part, targets_of(part))",
+                                           BACKWARD: "micro.backward()"},
+    "The clip came before the average: each micro-batch was clipped on its own rank. Clip once per update, after the "
+    'last backward, when the gradient is the mean of all. More: `check.note("clip")`.':
+        {BACKWARD: f"{BACKWARD}\n            nn.utils.clip_grad_norm_(model.parameters(), args.clip)", CLIP: ""},
+    'The clip is gone. It belongs behind the last backward, once per update. More: `check.note("clip")`.': {CLIP: ""},
     "The schedule counts micro-batches. It counts updates: call schedule.step() once after optimizer.step().":
-        mistake({STEP: "        for _ in range(args.accumulate):\n            schedule.step()\n"}),
+        {STEP: "        for _ in range(args.accumulate):\n            schedule.step()\n"},
     "The schedule counts updates times ranks. An update is one step, on however many ranks.":
-        mistake({STEP: "        for _ in range(ranks):\n            schedule.step()\n"}),
+        {STEP: "        for _ in range(ranks):\n            schedule.step()\n"},
     "Weight decay acts on LayerNorm's weights and biases, too. Only parameters of two dimensions decay.":
-        mistake({'"weight_decay": 0.0': '"weight_decay": 0.1'}),
-    "That is the val loss of the rank's own share. Add the sums up over the ranks, then divide by all predictions.":
-        mistake({"    dist.all_reduce(total)\n    return total.item() / held_out[:, 1:].numel()":
-                 "    return total.item() / held_out[rank::ranks, 1:].numel()"}),
-    "That is the mean of the ranks' means, where a window on a rank with few weighs more. Add up sums over the ranks, "
-    "and divide once.": mistake({"    dist.all_reduce(total)\n    return total.item() / held_out[:, 1:].numel()":
-                                "    total /= held_out[rank::ranks, 1:].numel()\n    dist.all_reduce(total)\n"
-                                "    return total.item() / ranks"}),
-    "The training loss that you print is that of rank 0's crops. Average it over the ranks, as you print it for all.":
-        mistake({"            dist.all_reduce(loss)\n": "            loss *= ranks\n"}),
-    "Every rank prints. Let rank 0 print alone, what is true of all.":
-        mistake({"            if rank == 0:\n                print": "            if True:\n                print"}),
-    "Every rank writes the file, at the same time. Let rank 0 write.":
-        mistake({"    if rank == 0:\n        print(written)": "    if True:\n        print(written)"}),
+        {'"weight_decay": 0.0': '"weight_decay": 0.1'},
+    "That is the val loss of the rank's own share. Add the sums up over the ranks, then divide by all targets. More: "
+    '`check.note("validation")`.': {SUMMED: f"    return total.item() / {OWN_WINDOWS}"},
+    "That is the mean of the ranks' means, where a target on a rank with few weighs more. Add up sums over the ranks, "
+    'and divide once. More: `check.note("validation")`.':
+        {SUMMED: f"    total /= {OWN_WINDOWS}\n    dist.all_reduce(total)\n    return total.item() / ranks"},
+    "The training loss that you print is that of rank 0's crops. Add it up over the ranks, as you print it for all. "
+    'More: `check.note("rank 0")`.': {"            dist.all_reduce(loss)\n": ""},
+    'Every rank prints. Let rank 0 print alone, what is true of all. More: `check.note("rank 0")`.':
+        {"            if rank == 0:\n                print": "            if True:\n                print"},
+    'Every rank writes the file, at the same time. Let rank 0 write. More: `check.note("rank 0")`.':
+        {"    if rank == 0:\n        print(written)": "    if True:\n        print(written)"},
     "The output layer got a weight of its own, so that the model has other parameters and learns otherwise. "
     "head.weight and embedding.weight must stay one parameter: wrap or shard the model that GPT() has made.":
-        mistake({"GPT(args.context, args.width, args.layers).to(args.device)\n":
-                 "GPT(args.context, args.width, args.layers).to(args.device)\n"
-                 "    model.head.weight = nn.Parameter(model.embedding.weight.detach().clone())\n"}),
+        {"GPT(args.context, args.width, args.layers)\n":
+         "GPT(args.context, args.width, args.layers)\n"
+         "    model.head.weight = nn.Parameter(model.embedding.weight.detach().clone())\n"},
 }
-HINT = (
-    "Go through the loop from the top. Which lines must do the same on all ranks (the seed, the draw of `begins`)? "
-    "Which take the rank's own share (crops, held-out windows)? Where does the mean over the ranks arise, and what "
-    "must come after it (the clip)? What does one rank do alone (print, save)? ")
-exam = partial(ExerciseOnRanks, solution=minimal_gpt_ddp.train, ranks=(2, 3, 1))
-PRELOAD = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
-ddp = exam(
+FIRST = ("Mark each line of the loop: the same on all ranks, a share on each rank, or rank 0 alone. The seeds, the "
+         "crops, the loss, the clip, the held-out windows, what is printed and what is saved: each is one of these.")
+ddp = Exam(
     ddp,
-    hint=HINT + "DDP averages in the backward that follows a forward outside of no_sync(): only in that of the last "
-    "micro-batch.",
-    mistakes=MISTAKES | {
+    (FIRST,
+     "The draw is the same on all ranks, and windows[rank::ranks] is a rank's share, in args.accumulate chunks. Each "
+     "target of the update must weigh the same, on whatever rank and in whatever micro-batch it is: sum, and divide by "
+     "the number of all. DDP averages in backward, but not under no_sync(). What needs the mean gradient comes later.",
+     "count = (targets_of(windows) >= 0).sum() before you take the share. For each chunk: loss_of(wrapped, part, "
+     "targets_of(part), \"sum\") / count * ranks, backward, all but the last under wrapped.no_sync(), forward too. "
+     "Then clip, step, schedule. Validate: sum over held_out[rank::ranks], all_reduce, divide by all targets. "
+     "Rank 0 prints the all-reduced loss, and saves model.state_dict(), not wrapped's."),
+    MISTAKES | {
         "No backward was synchronised: the last micro-batch, too, ran under no_sync(). It must run outside, and then "
-        "sends what all have added up.": mistake({SYNC: "if args.fsdp"}),
+        'sends what all have added up. More: `check.note("no_sync")`.': {SYNC: "if args.fsdp"},
         "no_sync() is the wrong way round: the last micro-batch ran under it, and its gradients were never averaged. "
-        "All micro-batches but the last belong under it.": mistake({SYNC: "if not last or args.fsdp"}),
+        'All micro-batches but the last belong under it. More: `check.note("no_sync")`.':
+            {SYNC: "if not last or args.fsdp"},
         "Training calls the model, and not DDP's wrapper around it: then backward sends nothing.":
-            mistake({"loss_of(wrapped, windows)": "loss_of(model, windows)"}),
+            {"loss_of(wrapped, part": "loss_of(model, part"},
         "Each rank has its own first weights, and nothing made them equal. DDP would send rank 0's.":
-            mistake(OWN_WEIGHTS | {"loss_of(wrapped, windows)": "loss_of(model, windows)", WRAPPED: "model",
-                                   SYNC + NO_SYNC: ""}),
+            OWN_WEIGHTS | {"loss_of(wrapped, part": "loss_of(model, part", WRAPPED: "model", SYNC + NO_SYNC: ""},
         "The names begin with `module.`: that is the wrapper's state_dict. Save that of the model inside.":
-            mistake({"weights = get_": "weights = wrapped.state_dict() or get_"}),
-    },
-    measurement=Measurement(measure, "train", preload=PRELOAD))
-fsdp = exam(
+            {"weights = get_": "weights = wrapped.state_dict() or get_"},
+    })
+fsdp = Exam(
     fsdp,
-    hint=HINT + "fully_shard takes each block, then the model, before the optimizer is made. It sends no first "
-    "weights, so seed alike. model.set_requires_gradient_sync(last) stands in place of no_sync(). Each forward "
-    "gathers, so all ranks need equally many, in validation, too. get_model_state_dict makes "
-    "the weights whole, on all ranks.",
-    mistakes={
+    ("What does fully_shard put in place of the parameters, and who holds the old ones? Which lines of the loop are "
+     "collectives now, and does every rank come to each of them equally often?",
+     "fully_shard takes each block, then the model, before the optimizer is made. It sends no first weights, so seed "
+     "alike. Each forward gathers, so all ranks need equally many, in validation, too, and write() belongs on all. A "
+     "sharded model has no no_sync(): look for set_requires_gradient_sync.",
+     "for part in (*model.blocks, model): fully_shard(part). Before each micro-batch "
+     "model.set_requires_gradient_sync(last). Validate on held_out.split(ROWS * ranks), of each the share "
+     "[rank::ranks], which may be empty. On all ranks: get_model_state_dict(model, options=StateDictOptions("
+     "full_state_dict=True, cpu_offload=True)); rank 0 saves it."),
+    MISTAKES | {
         "A forward of a sharded model gathers its weights, and get_model_state_dict, too: all ranks must call both "
-        "equally often. Shares of the held-out text that differ by a window may differ by a forward.":
-            mistake({"held_out.split(ROWS * ranks)": "held_out[rank::ranks].split(1)",
-                     "windows[rank::ranks]": "windows"}),
+        "equally often. Shares of the held-out text that differ by a window may differ by a forward. More: "
+        '`check.note("validation")`.':
+            {"held_out.split(ROWS * ranks)": "held_out[rank::ranks].split(1)",
+             "windows[rank::ranks]\n": "windows\n"},
         "That is the DDP program: fully_shard was never called. Where args.fsdp is true, it takes each block, then the "
-        "model, before the optimizer is made.": mistake({SHARD: f"    args.fsdp = False\n{SHARD}"}),
+        "model, before the optimizer is made.": {SHARD: f"    args.fsdp = False\n{SHARD}"},
         "The gradients were never reduced: set_requires_gradient_sync(True) belongs before the last micro-batch.":
-            mistake({"set_requires_gradient_sync(last)": "set_requires_gradient_sync(False)"}),
+            {"set_requires_gradient_sync(last)": "set_requires_gradient_sync(False)"},
         "set_requires_gradient_sync is the wrong way round: True before the last micro-batch, False before the others.":
-            mistake({"set_requires_gradient_sync(last)": "set_requires_gradient_sync(not last)"}),
+            {"set_requires_gradient_sync(last)": "set_requires_gradient_sync(not last)"},
         "Each rank seeded its own first weights, and fully_shard sends none: the model is put together of pieces of "
-        "different ones. Seed alike on all ranks, or broadcast first.":
-            mistake(OWN_WEIGHTS),
+        "different ones. Seed alike on all ranks, or broadcast first.": OWN_WEIGHTS,
         "The optimizer was made before fully_shard, which puts other parameters in place: it updates those that nobody "
-        "uses any more.": mistake({
-            SHARD: "", "    crops = torch": f"{SHARD}    crops = torch"}),
+        "uses any more.": {SHARD: "", "    crops = torch": f"{SHARD}    crops = torch"},
         "fully_shard was called for the blocks alone. What stands outside, the embedding and the last norm, stays "
         "whole on each rank, and nobody averages its gradients.":
-            mistake({"(*model.blocks, model)": "model.blocks",
-                     "model.set": "for part in model.blocks:\n                    part.set"}),
+            {"(*model.blocks, model)": "model.blocks",
+             "model.set": "for part in model.blocks:\n                    part.set"},
         "The file holds a shard, as state_dict() of a sharded model does. get_model_state_dict with "
         "full_state_dict=True makes it whole. All ranks call it.":
-            mistake({"weights = get_": "weights = model.state_dict() or get_"}),
-    },
-    measurement=Measurement(partial(measure, fsdp=True), "train", preload=PRELOAD))
+            {"weights = get_": "weights = model.state_dict() or get_"},
+    }, fsdp=True)
+ddp_b, fsdp_b = ddp.of_b, fsdp.of_b

@@ -1,83 +1,180 @@
 """The tables and pictures of lesson 16."""
 
 import re
+import subprocess
+import sys
+from dataclasses import dataclass
 from statistics import median
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from course.compare import ratio
-from course.plots.style import COLOURS, GREY, head, line_key, line_style, name_rows
+from course import step_memory
+from course.compare import Ratio, ratio
+from course.dial import words
+from course.one_process import Answer
+from course.plots.labels import write_beside
+from course.plots.style import COLOURS, GREY, colour_of, head, line_key, line_style, name_rows
 
-WORDS = {"alone": "one process", "never": "ranks that never talk", "ddp": "DDP", "each": "DDP without no_sync()",
-         "fsdp": "FSDP2", "wrapper": "MyDDP"}
-LINE = re.compile(r"update (\d+),(?: loss [\d.]+,)? val loss ([\d.]+)(?:, ([\d,]+) tokens/s)?")
+LINE = re.compile(r"^update (\d+),(?: loss [\d.]+,)? val loss ([\d.]+).*\n", re.M)
+BESIDE_AN_END = [(-8, 12, "right", "bottom"), (-8, -12, "right", "top"), (-8, 30, "right", "bottom")]
 
 
 def reports(printed: str) -> list[tuple[int, float]]:
-    """(update, val loss) of each line that minimal_gpt.py, or a learner's program, has printed."""
-    return [(int(update), float(loss)) for update, loss, _ in LINE.findall(printed)]
+    """(update, val loss) of each line that a program of the exam has printed."""
+    return [(int(update), float(loss)) for update, loss in LINE.findall(printed)]
 
 
-def written(printed: str, most: int = 240) -> str:
-    """What the model wrote: all that follows the last report."""
-    return printed.rpartition("tokens/s")[2].strip()[:most]
+def written(printed: str, most: int = 600) -> str:
+    """What the model wrote: what follows the last report, without lines that hold no letter. · stands for what cannot
+    be printed."""
+    *_, last = LINE.finditer(printed)
+    lines = printed[last.end():].split("\n")
+    text = "\n".join(line for line in lines if any(map(str.isalpha, line)))[:most]  # no rules of tables
+    return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
 
 
-def learning(runs: dict[str, str], tokens: int, ax: Axes | None = None) -> Axes:
-    """The val loss of each run, {name: what it printed}, over the tokens learnt from; `tokens` of an update."""
-    ax = ax or plt.subplots(figsize=(11, 6))[1]
-    styles = {name: line_style(number) | {"linewidth": 12 - 4 * number, "markersize": 16 - 4 * number}
-              for number, name in enumerate(runs)}  # they lie upon each other: the later the thinner
-    for name, printed in runs.items():
-        updates, losses = zip(*reports(printed), strict=True)
-        ax.plot([tokens * update / 1000 for update in updates], losses, **styles[name])
-    ax.set(xlabel="tokens learnt from, thousands", ylabel="loss on the held-out text")
-    head(ax, "The same tokens, the same loss", key=[line_key(name, **style) for name, style in styles.items()])
+def distances(one: Answer, many: Answer) -> list[float]:
+    """After each update: the norm of the difference of all weights, of the farthest rank, in the norm of those of one
+    process."""
+    [record] = one.records
+    return [max(_distance(each.weights[update], weights) for each in many.records)
+            for update, weights in enumerate(record.weights)]
+
+
+def _distance(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> float:
+    flat, other = (torch.cat([each[name].flatten() for name in those]) for each in (these, those))
+    return ((flat - other).norm() / other.norm()).item()
+
+
+def from_one_process(runs: dict[str, list[float]]) -> Axes:
+    """{name: distances}, on a logarithmic axis."""
+    ax = plt.subplots(figsize=(11, 6))[1]
+    notes = []
+    for number, (name, far) in enumerate(runs.items()):
+        far = [max(each, 1e-17) for each in far]
+        ax.plot(range(1, len(far) + 1), far, **line_style(number))
+        notes.append((len(far), far[-1], name, colour_of(number)))
+    eps = torch.finfo(torch.float64).eps
+    ax.axhline(eps, color=GREY, linewidth=1.5, linestyle=":")
+    ax.text(1, eps / 1.6, "the last digit of a float64", color=GREY, va="top")
+    ax.set(yscale="log", xlabel="update", ylabel="|difference| / |weights|", ylim=(1e-18, 10))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    head(ax, "How far the ranks are from one process", key=[])
+    write_beside(ax, notes, BESIDE_AN_END)
     return ax
 
 
-def apart(one: str, other: str) -> float:
-    """Largest difference between two runs' val losses."""
-    mine, theirs = dict(reports(one)), dict(reports(other))
-    return max(abs(mine[update] - theirs[update]) for update in mine.keys() & theirs.keys())
+@dataclass
+class Try:
+    """A row of the score board."""
+
+    strategy: str
+    """with whose file it was, as train_gpt.py says it"""
+    options: str
+    megabytes: float
+    """between two updates, of the rank that keeps most"""
+    tokens: int
+    loss: float
+    """on the held-out text"""
 
 
-def operations(results: dict, layers: int = 2) -> float:
-    """For a token, as nanoGPT counts them: 6 a parameter but for the position table, and 12 · layers · width · context
-    for the attention (PaLM, 2204.02311, appendix B)."""
-    width, context = results["width"], results["context"]
-    return 6 * (results["parameters"] - width * context) + 12 * layers * width * context
+def tried(options: str, folder: str, printed: str) -> Try:
+    """What train_gpt.py has printed, and course.step_memory left in the folder. ValueError where it did not end."""
+    name, ended = re.search(r"^(.+): [\d,]+ parameters", printed, re.M), re.search(
+        r"^val loss ([\d.]+|nan) after ([\d,]+) tokens", printed, re.M)
+    curves = step_memory.read(folder)
+    if not (name and ended and curves):
+        raise ValueError((printed.strip().splitlines() or ["It said nothing."])[-1])
+    return Try(name[1], options, max(map(step_memory.kept, curves)) / 1e6, int(ended[2].replace(",", "")),
+               float(ended[1]))
 
 
-def speeds(results: dict) -> list[dict]:
-    """A row for each way: its tokens a second, beside one process's and the ceiling, its MFU, and what it sends."""
-    rows, rounds = [], results["rounds"]
-    for way, speed in rounds.items():
-        peak = results["peak"]["alone" if way == "alone" else "all"]
-        used = ratio([each * operations(results) for each in speed], peak)
-        size, messages = results["sent"][way]
-        rows.append({"": WORDS[way], "tokens/s": f"{median(speed):,.0f}",
-                     "times one process": "1" if way == "alone" else str(ratio(speed, rounds["alone"])),
-                     "of the ceiling": "–" if way in ("alone", "never") else str(ratio(speed, rounds["never"])),
-                     "MFU": f"{used.median:.0%}", "sent an update": f"{size / 1e6:.2f} MB in {messages}",
-                     "off": "–" if way in ("alone", "never") else f"{results['off'][way]:.0e}"})
-    return rows
+def attempt(strategy: str, options: str, fixed: str, ranks: int, folder: str) -> Try:
+    """What the two commands above do, for the course's tries. CalledProcessError where one fails."""
+    program = ["mine/train_gpt.py", *fixed.split(), "--strategy", strategy, *options.split()]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    subprocess.run([*torchrun, "-m", "course.step_memory", "--out", folder, *program], check=True, capture_output=True)
+    done = subprocess.run([*torchrun, *program], check=True, capture_output=True, text=True)
+    return tried(options, folder, done.stdout)
 
 
-def under_ceiling(results: dict, ax: Axes | None = None) -> Axes:
-    """A bar for each way's tokens a second, with a dot for each round, and the ceiling."""
-    ax = ax or plt.subplots(figsize=(11, 5))[1]
-    rounds = {way: speed for way, speed in results["rounds"].items() if way != "never"}
-    never = results["rounds"]["never"]
-    for row, speed in enumerate(rounds.values()):
-        ax.barh(row, median(speed) / 1000, height=0.6, color=COLOURS[0])
-        ax.plot([each / 1000 for each in speed], [row] * len(speed), "o", color=COLOURS[1], markersize=7)
-    ax.axvspan(min(never) / 1000, max(never) / 1000, color=GREY, alpha=0.25)
-    ax.axvline(median(never) / 1000, color="black")
-    name_rows(ax, [WORDS[way] for way in rounds])
-    ax.set_xlabel("thousand tokens a second")
-    head(ax, "Tokens a second, and the ceiling", key=[
-        line_key("ceiling: ranks that never talk", color="black"),
-        line_key("a round", color=COLOURS[1], marker="o", linestyle="")], columns=2)
+def board(tries: list[Try], budget: float, tokens: int) -> list[dict]:
+    """Those that keep the budget come first, the smallest loss on top."""
+    def kept(each):
+        return each.megabytes <= budget and each.tokens == tokens
+
+    return [{"strategy": each.strategy, "options": each.options or "–",
+             "MB kept": f"{each.megabytes:.1f}" + ("" if each.megabytes <= budget else ", too much"),
+             "tokens": f"{each.tokens:,}" + ("" if each.tokens == tokens else ", not the number asked for"),
+             "val loss": f"{each.loss:.3f}", "score": f"{each.loss:.3f}" if kept(each) else "none"}
+            for each in sorted(tries, key=lambda each: (not kept(each), each.loss))]
+
+
+def budget(tries: list[Try], megabytes: float) -> Axes:
+    """A bar for each try: what a rank keeps between two updates, beside the budget."""
+    ax = plt.subplots(figsize=(11, 1.8 + 0.8 * len(tries)))[1]
+    for row, each in enumerate(tries):
+        fits = each.megabytes <= megabytes
+        ax.barh(row, each.megabytes, height=0.6, color=COLOURS[0] if fits else COLOURS[1])
+        ax.text(each.megabytes, row, f"  val loss {each.loss:.2f}", va="center", fontsize=14)
+    ax.axvline(megabytes, color="black", linewidth=2.5)
+    name_rows(ax, [f"{each.strategy} {each.options}".strip() for each in tries])
+    ax.set(xlabel="MB of tensors between two updates, of the rank that keeps most",
+           xlim=(0, 1.3 * max(each.megabytes for each in tries)))
+    head(ax, "Who keeps the budget?", key=[line_key(f"budget: {megabytes:g} MB", color="black")])
+    return ax
+
+
+def network(rate: str) -> str:
+    return "no limit" if rate == "none" else words(rate)
+
+
+def speedups(measured: dict) -> dict[str, Ratio]:
+    """{rate: tokens per second of the ranks over those of one process}"""
+    return {rate: ratio(rounds["one process"], rounds["ranks"]) for rate, rounds in measured["rounds"].items()}
+
+
+def speeds(measured: dict) -> list[dict]:
+    """A row for each network."""
+    return [{"network": network(rate),
+             "one process, tokens/s": f"{measured['tokens'] / median(rounds['one process']):,.0f}",
+             "the ranks, tokens/s": f"{measured['tokens'] / median(rounds['ranks']):,.0f}",
+             "speed-up": str(ratio(rounds["one process"], rounds["ranks"]))}
+            for rate, rounds in measured["rounds"].items()]
+
+
+def where_faster(measured: dict) -> list[str]:
+    """The rates of the networks on which the ranks are, significantly."""
+    return [rate for rate, each in speedups(measured).items() if each.significant and each.low > 1]
+
+
+def sentence(measured: dict) -> str:
+    """On which networks the ranks pay, and on which they do not."""
+    kinds: dict[str, list[str]] = {"faster than one process": [], "slower": [], "neither, significantly": []}
+    for rate, each in speedups(measured).items():
+        kinds["neither, significantly" if not each.significant else "faster than one process" if each.low > 1 else
+              "slower"].append(network(rate))
+    return "The ranks are " + "; ".join(f"{kind}: {', '.join(where)}" for kind, where in kinds.items() if where) + "."
+
+
+def speedup_by_network(measured: dict, whose: str) -> Axes:
+    """The speed-up on each network, with its interval and a dot for each pair of rounds."""
+    ax = plt.subplots(figsize=(11, 1.8 + 1.1 * len(measured["rounds"])))[1]
+    for row, (rate, each) in enumerate(speedups(measured).items()):
+        rounds = measured["rounds"][rate]
+        pairs = [one / ranks for one, ranks in zip(rounds["one process"], rounds["ranks"], strict=True)]
+        colour = GREY if not each.significant else COLOURS[0] if each.median > 1 else COLOURS[1]
+        ax.plot([each.low, each.high], [row, row], color=colour, linewidth=9, solid_capstyle="butt", alpha=0.5)
+        ax.plot(pairs, [row] * len(pairs), "o", color=colour, markersize=6)
+        ax.plot(each.median, row, "|", color="black", markersize=26, markeredgewidth=3)
+        ax.text(each.median, row - 0.28, f"{each.median:.2f}", ha="center", va="bottom", fontsize=16)
+    ax.axvline(1, color="black", linestyle=":")
+    ax.set(xlabel="times the tokens per second of one process", xlim=(0, None))
+    name_rows(ax, [network(rate) for rate in measured["rounds"]])
+    head(ax, f"{measured['world_size']} ranks, DDP ({whose})", key=[
+        line_key("more than one process", color=COLOURS[0], linewidth=9, alpha=0.5),
+        line_key("less", color=COLOURS[1], linewidth=9, alpha=0.5)], columns=2)
     return ax
