@@ -31,7 +31,7 @@ _predictions: dict[str, list[str]] = {}  # what was predicted, and what came, by
 
 
 def notebooks() -> dict[str, Path]:
-    """{number of a lesson, such as 13b: its notebook}, in the order of the course."""
+    """{number of a lesson, such as 13: its notebook}, in the order of the course."""
     return {path.stem.split("_")[0]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]*_*.ipynb"))}
 
 

@@ -48,7 +48,7 @@ class Paper:
     """The answers of one notebook, to be judged. It travels as JSON."""
 
     lesson: str
-    """its number, such as 13b"""
+    """its number, such as 13"""
     questions: list[Question]
     cells: list[str] = field(default_factory=list)
     """the lesson's own, of which the learner's may use names"""

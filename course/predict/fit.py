@@ -1,7 +1,5 @@
 """The arithmetic of messages: bandwidths, the line α + β · bytes through measured times, a ring. No torch in here."""
 
-import math
-
 import numpy as np
 
 # What busbw is, in units of algbw, on n ranks: bytes through the busiest link of the best algorithm for links of equal
@@ -51,17 +49,6 @@ def fit(sizes, seconds):
     errors = np.abs((alpha[:, None] + beta[:, None] * sizes) / seconds - 1).sum(axis=1)
     best = errors.argmin()
     return float(alpha[best]), float(beta[best])
-
-
-def powersgd_values(shapes, columns):
-    """Values that PowerSGD sends of tensors of these shapes: of an n x m matrix n and m times `columns` (Vogels et al.
-    2019, arXiv 1905.13727). A tensor stays whole unless that halves it, as torch does it (min_compression_rate)."""
-    total = 0
-    for shape in shapes:
-        rows, values = shape[0], math.prod(shape)
-        thin = (rows + values // rows) * min(rows, values // rows, columns)
-        total += thin if len(shape) > 1 and 2 * thin < values else values
-    return total
 
 
 def ring_seconds(bytes, ranks, alpha, beta):

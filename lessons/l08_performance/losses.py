@@ -10,23 +10,60 @@ machine, and `speeds`, a list of {"way", "ranks", "batch", "rounds"}. `batch`: i
 images per second of all ranks together.
 """
 
+import itertools
 import time
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 import utils
 from course import rank_program, shortcuts
-from course.adjustable_training import Setting, Training
 from course.rank_program import meet, synchronise
 from course.timing import interleave
-from trainer import launch
+from trainer import data, launch, models
 from trainer.files import check_output
 from trainer.options import positive
 
 SAMPLES, WARM_UP, MOST = 8192, 5, 10**6
+
+
+class Training:
+    """main.py's step on this rank."""
+
+    def __init__(self, batch, train_set, placement):
+        torch.manual_seed(0)
+        info = data.DATASETS[train_set.name]
+        memory_format = torch.channels_last if placement.device.type == "cpu" else torch.preserve_format
+        self.model = self.raw = models.MODELS["lenet"](info.shape[0], len(info.classes), info.shape[1]).to(
+            placement.device, memory_format=memory_format)
+        self.optimizer = torch.optim.Adam(self.raw.parameters(), lr=0.001, fused=True)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1)  # main.py steps one, too
+        self.sums = torch.zeros(3, dtype=utils.sum_type(placement.device), device=placement.device)
+        sampler = DistributedSampler(range(len(train_set)), placement.world_size, placement.rank)
+        self.batches = endless(DataLoader(train_set, batch, sampler=sampler, drop_last=True,
+                                          collate_fn=train_set.collate), placement.device)
+
+    def update(self):
+        images, labels = next(self.batches)
+        logits = self.model(images)
+        loss = cross_entropy(logits, labels)
+        self.sums += utils.count(logits, labels, loss)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+
+def endless(loader, device):
+    """Batches on the device, epoch after epoch."""
+    for epoch in itertools.count():
+        loader.sampler.set_epoch(epoch)
+        for images, labels in loader:
+            yield images.to(device), labels.to(device)
 
 
 class Way:
@@ -37,7 +74,7 @@ class Way:
         group = dist.new_group(range(ranks)) if way == "ddp" else None  # every rank calls it
         self.trains, self.device, self.steps = placement.rank < ranks, placement.device, WARM_UP
         if self.trains:
-            self.training = Training(Setting(batch, ddp=False), "lenet", train_set, placement)
+            self.training = Training(batch, train_set, placement)
             if way == "ddp":
                 device = [self.device] if self.device.type == "cuda" else None
                 self.training.model = DistributedDataParallel(self.training.raw, device_ids=device, process_group=group,

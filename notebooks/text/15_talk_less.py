@@ -25,7 +25,7 @@
 # seven times over.
 #
 # **You need** DDP and its buckets ([06](06_ddp.ipynb)), the dial ([04](04_collectives.ipynb)) and sharding
-# ([13](13_beyond_ddp.ipynb)).
+# ([13](13_shard_kept.ipynb)).
 #
 # **Time.** About 80 minutes for you, 3 for the machine. After *Know the nodes* is a good place for a break.
 
@@ -176,7 +176,7 @@ check.hierarchical("mine/hierarchical.py")
 
 # %% [markdown]
 # The library's own way to know the nodes is **hybrid sharding** (HSDP). The ranks of a node share one copy of the
-# weights, as FSDP's do ([13](13_beyond_ddp.ipynb)), and each node has a copy of its own. Only the gradients of a
+# weights, as FSDP's do ([13](13_shard_kept.ipynb)), and each node has a copy of its own. Only the gradients of a
 # rank's shard go to the other node. In PyTorch it is `fully_shard` with a mesh of two dimensions:
 
 # %%
@@ -422,4 +422,4 @@ lesson.verdict(f"**DDP: {megabytes['ddp']:.2f} MB between the nodes per update. 
                f"within the budget: {megabytes[best]:.2f} MB.**")
 
 # %% [markdown]
-# **Next:** [16 · Your turn: a language model](16_language_model.ipynb). Now you decide everything.
+# **Next:** [16 · A language model](16_language_model.ipynb). Now you decide everything.

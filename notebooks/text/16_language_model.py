@@ -30,7 +30,7 @@
 # which network your ranks beat one process.
 #
 # **You need** [06](06_ddp.ipynb) and [07](07_traps.ipynb); for the second part of the exam and the budget
-# lesson 13.
+# [13](13_shard_kept.ipynb).
 #
 # **Time.** About 110 minutes for you, 4 for the machine. Half of yours are for the exam.
 
@@ -240,7 +240,7 @@ print(f"FSDP2 ({check.fsdp.whose}): {many}")
 # ## A strategy under a budget
 #
 # From here on you have a rank with little memory: **12 MB** of tensors between two updates. The program is
-# your [train_gpt.py](../lessons/start/train_gpt.py), with the strategies of lessons 13 to
+# your [train_gpt.py](../lessons/start/train_gpt.py), with the strategies of lessons [13](13_shard_kept.ipynb) to
 # [15](15_talk_less.ipynb). The score is the loss on the held-out text after a fixed number of tokens. So it does not
 # depend on your machine. As it stands, the program breaks the budget.
 #
