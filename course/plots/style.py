@@ -26,8 +26,8 @@ PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecol
 MARKERS = ["o", "s", "^", "D", "v", "p", "h"]  # each has an inside that can be hollow
 LINES = {"live": "-", "recorded": "--", "predicted": ":"}
 PHASES = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73"}
-PARTS = {"parameters": COLOURS[0], "gradients": COLOURS[5], "optimizer state": COLOURS[2], "activations": COLOURS[1],
-         "for a moment": COLOURS[3]}  # of the memory that training takes, as course/memory.py names them
+PARTS = {"parameters": COLOURS[0], "gradients": COLOURS[5], "optimizer state": COLOURS[2],
+         "activations": COLOURS[1]}  # of the memory that training takes
 ROOM = 0.06  # for a number in a part of a bar, as a share of the longest bar
 GREY, PALE, WARNING = "#5F5F5F", "#E3E3E3", "#D55E00"
 
