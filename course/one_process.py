@@ -149,6 +149,8 @@ class Parting:
     gradient: tuple[float, float] | None = None
     """where it is the update's gradient that differs, all tensors together: how many times as large, and how far off
     the rest is, both in the length of the first training's gradient"""
+    agreed: bool = False
+    """were the update's gradients noted, and the same?"""
 
     def __str__(self):
         if not self.tensor:
@@ -156,7 +158,8 @@ class Parting:
         if not self.update:
             return f"before the first update: {self.tensor} differs by {_share(self.by)}"
         if not self.gradient:
-            return f"in update {self.update}: the gradients agree, and {self.tensor} then differs by {_share(self.by)}"
+            how = f"the gradients agree, and {self.tensor} then" if self.agreed else self.tensor
+            return f"in update {self.update}: {how} differs by {_share(self.by)}"
         factor, off = self.gradient
         how = (f"the gradient is {factor:.4g} times as large" if off < 1e-6 else
                f"the gradient points elsewhere, off by {_share(off)}")
@@ -175,15 +178,17 @@ def parting(one: Record, other: Record, near: float = NEAR) -> Parting | None:
             return Parting(update, "", float("nan"))
         pairs += [(update, gradients, other.gradients[update - 1], True),
                   (update, weights, other.weights[update - 1], False)]
+    agreed = False
     for update, these, those, are_gradients in pairs:
         if are_gradients and not those:
-            continue  # the weights tell
+            continue  # they were not noted, and the weights tell
         for name, value in these.items():
             if name not in those or those[name].shape != value.shape:
                 return Parting(update, name, float("inf"))
             by = ((those[name] - value).abs().max() / value.abs().max()).item() if value.numel() else 0.0
             if by > near or by != by and not torch.equal(value, those[name]):  # 0 / 0: both are all zeros
-                return Parting(update, name, by, times(these, those) if are_gradients else None)
+                return Parting(update, name, by, times(these, those) if are_gradients else None, agreed)
+        agreed = are_gradients
     return None
 
 

@@ -6,7 +6,6 @@ from statistics import median
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from course import plots, step_memory
 from course.compare import ratio
@@ -85,17 +84,18 @@ def choices(measured: dict, mine: tuple[int, int]) -> Axes:
     for number, count in enumerate(sorted({row["micro_batches"] for row in rows})):
         line = [row for row in rows if row["micro_batches"] == count]
         ax.plot([row["recomputed"] for row in line], [row["most"] / 1e6 for row in line], **line_style(number))
+        below = count == max(row["micro_batches"] for row in rows)  # else two curves' numbers meet
         for row in line:
-            ax.annotate(f"{row['most'] / 1e6:.0f}", (row["recomputed"], row["most"] / 1e6), (0, 9), fontsize=14,
-                        textcoords="offset points", ha="center", color=COLOURS[number])
-        ax.text(line[-1]["recomputed"] + 0.15, line[-1]["most"] / 1e6,
+            ax.annotate(f"{row['most'] / 1e6:.0f}", (row["recomputed"], row["most"] / 1e6), (0, -24 if below else 9),
+                        fontsize=14, textcoords="offset points", ha="center", color=COLOURS[number])
+        ax.text(line[-1]["recomputed"] + 0.15, line[-1]["most"] / 1e6 - 2 * below,
                 f"{count} micro-batch{'es' * (count > 1)}", color=COLOURS[number], va="center")
         if mine[0] == count:
             [own] = [row["most"] / 1e6 for row in line if row["recomputed"] == mine[1]]
             ax.plot(mine[1], own, "o", markersize=26, color="black", markerfacecolor="none", markeredgewidth=3)
     ax.axhline(measured["budget"] / 1e6, color=GREY, linestyle="--")
-    ax.text(5.2, measured["budget"] / 1e6 + 8, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, ha="right")
+    ax.text(5.2, measured["budget"] / 1e6, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, ha="right", va="bottom")
     ax.set(xlabel="recomputed blocks, of 4", ylabel="MB at the worst moment", ylim=(0, None), xlim=(-0.2, 5.2))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xticks(sorted({row["recomputed"] for row in rows}))
     head(ax, "What a rank holds at most", key=[])
     return ax

@@ -112,7 +112,7 @@ check.zero("mine/zero.py")
 # check.zero.solution()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_sent, 100, "%")
+lesson.predicted(my_sent, 100, "%", what="bytes of MyZero")
 
 # %% [markdown]
 # A ring's all-reduce *is* a reduce-scatter, then an all-gather. ZeRO-1 makes the update between the two. So it sends as
@@ -320,7 +320,7 @@ ahead = json.loads(Path(f"{folder}/13_ahead.json").read_text())
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.ahead(ahead)
 lesson.figure("Medians. Orange: the ranks wait for messages." + (" Recorded." if why else ""))
-lesson.predicted(my_network, show.where_faster(ahead))
+lesson.predicted(my_network, show.where_faster(ahead), what="where one block ahead is faster")
 lesson.table(show.claims(ahead))
 
 # %% [markdown]
@@ -378,16 +378,17 @@ lesson.figure("One update of four blocks. The mountain is activations: forward p
 
 # %%
 # !cat lessons/start/pytorch/fsdp.py
-# !torchrun --nproc_per_node=2 -m course.dial --count results/live/13_bytes_torch.json mine/train_gpt.py \
+# !{run} torchrun --nproc_per_node=2 -m course.dial --count {folder}/13_bytes_torch.json mine/train_gpt.py \
 #     --strategy fsdp --parts torch --updates 4 --report 2
-# !torchrun --nproc_per_node=2 -m course.dial --count results/live/13_bytes_mine.json mine/train_gpt.py \
+# !{run} torchrun --nproc_per_node=2 -m course.dial --count {folder}/13_bytes_mine.json mine/train_gpt.py \
 #     --strategy fsdp --parts {parts} --updates 4 --report 2
-# !torchrun --nproc_per_node=2 -m course.dial --count results/live/13_bytes_bf16.json mine/train_gpt.py \
+# !{run} torchrun --nproc_per_node=2 -m course.dial --count {folder}/13_bytes_bf16.json mine/train_gpt.py \
 #     --strategy fsdp_bf16 --parts torch --updates 4 --report 2
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.table(show.sent({"MyFSDP": "results/live/13_bytes_mine.json", "fully_shard": "results/live/13_bytes_torch.json",
-                        "fully_shard, bf16": "results/live/13_bytes_bf16.json"}, parameters=829_696))
+lesson.table(show.sent({"MyFSDP": f"{folder}/13_bytes_mine.json",
+                        "fully_shard": f"{folder}/13_bytes_torch.json",
+                        "fully_shard, bf16": f"{folder}/13_bytes_bf16.json"}, parameters=829_696))
 
 # %% [markdown]
 # The losses of the first two agree. On two ranks a gather of S bytes sends S / 2 from each. Each block is gathered
@@ -470,6 +471,9 @@ check.clip("mine/fsdp.py")
 # %%
 # !python -m course.one_process --ranks 2,3 mine/train_gpt.py --strategy fsdp --parts {check.clip.parts} \
 #     --width 36 --layers 3 --batch 24 --context 16 --clip 0.1
+
+# %%
+lesson.predictions()
 
 # %% [markdown]
 # ## What to remember

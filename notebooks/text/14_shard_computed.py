@@ -10,7 +10,7 @@
 #         tokens: 5120
 #         strategies: ddp pipe
 #       seconds: 60
-#     seconds: 240
+#     seconds: 300
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -29,7 +29,7 @@
 # **You need** collectives ([04](04_collectives.ipynb)), DDP ([06](06_ddp.ipynb)), and what FSDP shards
 # ([13](13_shard_kept.ipynb)).
 #
-# **Time.** About 75 minutes for you, 4 for the machine. Before *Pipeline* is a good place for a break.
+# **Time.** About 75 minutes for you, 5 for the machine. Before *Pipeline* is a good place for a break.
 
 # %%
 from course import lesson; lesson.begin()
@@ -174,11 +174,12 @@ my_equal = None  # "yes" or "no"
 # %%
 first = check.first_program()
 small = "--width 32 --layers 2 --context 16 --batch 8"
-# !torchrun --nproc_per_node=2 {first} --strategy tensor {small} --updates 60 2>&1 | grep loss
+# !torchrun --nproc_per_node=2 {first} --strategy tensor {small} --updates 60 2>&1 | tee results/live/14_first.txt \
+#     | grep "^update"
 [_, forward_only] = one_process.compare(first, f"--strategy tensor {small}".split(), [2], updates)
 print(forward_only)
-lesson.predicted(my_falls, "yes")
-lesson.predicted(my_equal, "yes" if forward_only.equal else "no")
+lesson.predicted(my_falls, show.falls("results/live/14_first.txt"), what="the loss falls")
+lesson.predicted(my_equal, "yes" if forward_only.equal else "no", what="equal to one process")
 
 
 # %% [markdown]
@@ -275,14 +276,15 @@ races = {title: json.loads(Path(f"{folder}/{name}.json").read_text())
 show.races(races)
 lesson.figure("Medians of interleaved rounds on two ranks." + (" Recorded." if why else ""))
 lesson.table(show.claims(races))
-lesson.predicted(my_few, show.winner(races["4 crops per update"], "100mbit"))
-lesson.predicted(my_many, show.winner(races["48 crops per update"], "100mbit"))
+lesson.predicted(my_few, show.winner(races["4 crops per update"], "100mbit"), what="faster with 4 crops")
+lesson.predicted(my_many, show.winner(races["48 crops per update"], "100mbit"), what="faster with 48 crops")
 
 # %% [markdown]
-# Where the network decides, at 100 Mbit/s, the one that sends less is faster: tensor parallelism with few tokens, DDP
-# with many. Without a limit the bytes hardly matter. Then it matters that DDP's ranks share all of the computation, and
-# here tensor parallelism shares the MLPs alone; and that DDP sends a few large messages, and tensor parallelism two
-# small ones per block, for each of which all ranks wait.
+# With few tokens tensor parallelism is faster, with many DDP is. At 100 Mbit/s the bytes decide: the strategy that sends
+# less wins. Without a limit they take hardly any time, and what else is divided counts. With few tokens most of an
+# update is the optimizer's work, and tensor parallelism divides that of the MLPs, too. With many tokens most of it is
+# multiplications: DDP divides all of them, and here tensor parallelism those of the MLPs alone, with two messages per
+# block for which all ranks wait.
 #
 # So tensor parallelism belongs on the fastest links, inside a node. It is used where a layer, or a batch of one crop
 # per rank, is too large for a device.
@@ -364,17 +366,22 @@ show.schedules({
 lesson.figure("A number is a micro-batch, a gap is the bubble. The two schedules have the same bubble. 1F1B begins with "
               "the backwards early, so few micro-batches wait for theirs.")
 bubble = schedule.waiting(schedule.computed([order(rank, 2, 8) for rank in range(2)]))[1]
-lesson.predicted(my_bubble, 100 * bubble, "%")
+lesson.predicted(my_bubble, 100 * bubble, "%", what="the bubble")
 lesson.table(show.causes(pipes))
 
 # %% [markdown]
 # With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both. More micro-batches make it smaller.
 #
-# You may measure a GPipe that is slower, and wonder why: the formula has no difference. Each micro-batch that GPipe
-# keeps needs memory of its own. 1F1B computes again and again in the same. The C library gives large blocks back to the
-# system, which must clear each page anew when it is touched: a *page fault*. The table counts them. The notebooks of
-# this course tell the C library to keep what is freed (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_MAX_`), and then there
-# are none. The CPU time beside it says what is left, such as data that is no longer in a cache when its backward comes.
+# The formula has no difference between the two, and yet GPipe takes longer here. Why? Each micro-batch that GPipe keeps
+# needs memory of its own, where 1F1B computes again and again in the same. Three suspects:
+#
+# - **Waiting**, as in the picture. But the CPU time, which does not count waiting, has about the same ratio.
+# - **Page faults.** The C library gives large blocks back to the system, which must clear each page anew when it is
+#   touched. This course's notebooks tell the library to keep them (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_MAX_`). In the
+#   second row it may give them back: GPipe then has thousands of faults per update, and the ratio stays. So it is not
+#   the faults.
+# - **Caches.** What a backward reads was written long before, and has left the processor's cache. It is the suspect that
+#   is left; nothing here proves it.
 #
 # ## What do they save?
 #
@@ -401,7 +408,7 @@ show.memory(folders)
 lesson.figure("The same 32 crops per update on four ranks. Kept are weights, the optimizer's state and gradients. On "
               "top come activations, mostly.")
 least = min(strategies.split(), key=lambda each: show.on_top(f"results/live/14_{each}"))
-lesson.predicted(my_least, show.NAMES[least])
+lesson.predicted(my_least, show.NAMES[least], what="the least on top")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 if "gpipe" in strategies.split():
@@ -478,6 +485,9 @@ long = f"{task} --updates {tokens // 512} --report {tokens // 512}"
 lesson.table([show.score(name, f"results/live/14_{file}", BUDGET)
               for name, file in (("one process", "alone"), ("your run" if my_run else "the course's run", "budget"))])
 
+# %%
+lesson.predictions()
+
 # %% [markdown]
 # ## What to remember
 #
@@ -488,4 +498,4 @@ lesson.table([show.score(name, f"results/live/14_{file}", BUDGET)
 # 3. A micro-batch saves memory with every strategy. A pipeline needs many, and 1F1B keeps no more of them than there are
 #    ranks.
 #
-# **Next:** [Talk less](15_talk_less.ipynb). What if the link between two nodes is slow?
+# **Next:** [15 · Communicate less](15_talk_less.ipynb). What if the link between two nodes is slow?

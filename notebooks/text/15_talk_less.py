@@ -74,7 +74,7 @@ gpt = f"mine/train_gpt.py --width 64 --layers 2 --batch 8 --updates {updates} --
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 BUDGET, parameters = 0.2, 119_424
 megabytes = show.read({"ddp": f"{folder}/15_ddp.json"})
-lesson.predicted(my_ddp, megabytes["ddp"], "MB")
+lesson.predicted(my_ddp, megabytes["ddp"], "MB", what="MB of DDP between nodes")
 show.links(f"{folder}/15_ddp.json")
 lesson.figure("Counted: MB per update on each connection. gloo's all-reduce is a ring. Orange: between the nodes."
               + (" Recorded." if why else ""))
@@ -211,15 +211,16 @@ speeds = json.loads(Path(f"{folder}/15_speeds.json").read_text())
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.seconds(speeds, ["ddp", "hook", "hierarchical"])
 lesson.figure("Medians." + (" Recorded." if why else ""))
-lesson.predicted(my_rates, show.where_faster(speeds, "hook"))
+lesson.predicted(my_rates, show.where_faster(speeds, "hook"), what="where 16 bits are faster")
 lesson.table(show.claims(speeds, ["hook", "hierarchical"]))
 
 # %% [markdown]
 # **At 20 Mbit/s** the bytes take most of an update. The ring needs 1.5 · 0.48 MB · 8 / 20 Mbit/s = 0.29 s, whatever the
 # ranks compute. Half the bytes take half of that. Between the leaders the whole tensor travels once: 0.19 s.
 #
-# **At 1 Gbit/s** the same bytes take 6 ms, less than the computing. What a hook saves there it spends on converting, or
-# on two more messages. Fewer bytes pay where bytes take time.
+# **At 1 Gbit/s** the same bytes take 6 ms, less than the computing. 16 bits save hardly anything there. The hierarchy
+# sends two messages more, each of which all ranks wait for, and is slower than DDP. Fewer bytes pay where bytes take
+# time.
 #
 # None of these strategies keeps the budget. **A good place for a break.**
 #
@@ -347,7 +348,7 @@ for _ in range(100):
     outer.step()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_times, (before - weight).item(), "times")
+lesson.predicted(my_times, (before - weight).item(), "times", what="length of DiLoCo's step")
 show.walks()
 lesson.figure("Three outer steps of a real training, in the plane in which its weights move most. The four ranks train "
               "alone for 8 updates each; the circle is their mean, where local SGD would go on. The outer step goes "
@@ -375,7 +376,7 @@ my_lowest = None  # "ddp", "local" or "diloco"
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 megabytes |= show.read({"diloco": f"{folder}/15_diloco.json"})
 lines = show.recording()
-lesson.predicted(my_lowest, show.lowest(lines))
+lesson.predicted(my_lowest, show.lowest(lines), what="lowest val loss")
 show.curves(lines, megabytes, "tokens")
 lesson.figure("Recorded. Val loss against tokens: the medians of the seeds, and a band from the lowest to the highest.")
 
@@ -410,7 +411,11 @@ lesson.verdict(show.summary(lines, megabytes))
 #   may fail.
 # - **HSDP** is [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) with a mesh of
 #   two dimensions.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. Bytes cost time only where the link is slow. Count them on the slow connections, and measure at your rate.

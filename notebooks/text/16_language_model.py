@@ -80,7 +80,7 @@ my_first_loss = None
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 before = Path(f"{live}_before.txt").read_text()
-lesson.predicted(my_first_loss, show.reports(before)[0][1])
+lesson.predicted(my_first_loss, show.reports(before)[0][1], what="loss before the first update")
 
 # %% [markdown]
 # ## The exam
@@ -193,7 +193,8 @@ show.from_one_process(distances)
 lesson.figure("The norm of the difference of all weights, relative to their norm. The program of the exam stays in the "
               "last digits. With one deliberate mistake the ranks train another model, and each rank still agrees with all others.")
 far = 100 * distances["a mean of the ranks' means"][-1]
-lesson.predicted(my_distance, min((0.01, 1, 100), key=lambda each: abs(each / far - 1) if far else 1))
+nearest = min((0.01, 1, 100), key=lambda each: abs(each / far - 1) if far else 1)
+lesson.predicted(my_distance, nearest, what="distance of the wrong program")
 
 # %% [markdown]
 # The ranks of the wrong program are *one* model: a comparison of ranks with each other finds nothing. Only the
@@ -305,7 +306,7 @@ speed = json.loads(Path(f"{live}_speed.json").read_text())
 show.speedup_by_network(speed, check.ddp.whose)
 lesson.figure("Tokens per second of the ranks, in those of one process. A dot is a pair of rounds, the bar the interval of "
               "their median. Left of the dotted line one process is faster.")
-lesson.predicted(my_networks, show.where_faster(speed))
+lesson.predicted(my_networks, show.where_faster(speed), what="where the ranks are faster")
 lesson.table(show.speeds(speed))
 lesson.verdict(show.sentence(speed) + (f" Other networks are missing here: {why}." if why else ""))
 
@@ -313,7 +314,11 @@ lesson.verdict(show.sentence(speed) + (f" Other networks are missing here: {why}
 # Two ranks halve the computing and add the messages. Where these take longer than what was saved, one process wins.
 # Larger micro-batches, fewer bytes ([15](15_talk_less.ipynb)) or a faster network move the border; a larger model moves
 # both sides.
-#
+
+# %%
+lesson.predictions()
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. All ranks draw alike and take different shares. Each target of an update weighs the same: sum, and divide by the
