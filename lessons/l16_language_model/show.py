@@ -28,11 +28,12 @@ def reports(printed: str) -> list[tuple[int, float]]:
 
 
 def written(printed: str, most: int = 600) -> str:
-    """What the model wrote: what follows the last report, without lines that hold no letter. · stands for what cannot
-    be printed."""
+    """What the model wrote: what follows the last report, without lines that hold no letter, and without most of long
+    runs of blanks. · stands for what cannot be printed."""
     *_, last = LINE.finditer(printed)
     lines = printed[last.end():].split("\n")
-    text = "\n".join(line for line in lines if any(map(str.isalpha, line)))[:most]  # no rules of tables
+    lines = [re.sub(" {5,}", "    ", line) for line in lines if any(map(str.isalpha, line))]  # no rules of tables
+    text = "\n".join(lines)[:most]
     return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
 
 
@@ -119,7 +120,7 @@ def budget(tries: list[Try], megabytes: float) -> Axes:
     for row, each in enumerate(tries):
         fits = each.megabytes <= megabytes
         ax.barh(row, each.megabytes, height=0.6, color=COLOURS[0] if fits else COLOURS[1])
-        ax.text(each.megabytes, row, f"  val loss {each.loss:.2f}", va="center", fontsize=14)
+        ax.text(0.2, row, f"val loss {each.loss:.2f}", va="center", color="white", fontweight="bold")
     ax.axvline(megabytes, color="black", linewidth=2.5)
     name_rows(ax, [f"{each.strategy} {each.options}".strip() for each in tries])
     ax.set(xlabel="MB of tensors between two updates, of the rank that keeps most",

@@ -216,7 +216,7 @@ lesson.predicted(my_distance, nearest, what="distance of the wrong program")
 print(show.written(before, 150))
 
 # %% [markdown]
-# And after its last, without the lines that hold no letter:
+# And after its last, without lines that hold no letter, and without most of long runs of blanks:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 print(show.written(Path(f"{live}_after.txt").read_text()))
