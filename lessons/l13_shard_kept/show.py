@@ -86,7 +86,7 @@ def choices(measured: dict, mine: tuple[int, int]) -> Axes:
         ax.plot([row["recomputed"] for row in line], [row["most"] / 1e6 for row in line], **line_style(number))
         below = count == max(row["micro_batches"] for row in rows)  # else two curves' numbers meet
         for row in line:
-            ax.annotate(f"{row['most'] / 1e6:.0f}", (row["recomputed"], row["most"] / 1e6), (0, -24 if below else 9),
+            ax.annotate(f"{row['most'] / 1e6:.0f}", (row["recomputed"], row["most"] / 1e6), (0, -24 if below else 14),
                         fontsize=14, textcoords="offset points", ha="center", color=COLOURS[number])
         ax.text(line[-1]["recomputed"] + 0.15, line[-1]["most"] / 1e6 - 2 * below,
                 f"{count} micro-batch{'es' * (count > 1)}", color=COLOURS[number], va="center")
@@ -94,7 +94,7 @@ def choices(measured: dict, mine: tuple[int, int]) -> Axes:
             [own] = [row["most"] / 1e6 for row in line if row["recomputed"] == mine[1]]
             ax.plot(mine[1], own, "o", markersize=26, color="black", markerfacecolor="none", markeredgewidth=3)
     ax.axhline(measured["budget"] / 1e6, color=GREY, linestyle="--")
-    ax.text(5.2, measured["budget"] / 1e6, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, ha="right", va="bottom")
+    ax.text(-0.15, measured["budget"] / 1e6 - 5, f"budget {measured['budget'] / 1e6:g} MB", color=GREY, va="top")
     ax.set(xlabel="recomputed blocks, of 4", ylabel="MB at the worst moment", ylim=(0, None), xlim=(-0.2, 5.2))
     ax.set_xticks(sorted({row["recomputed"] for row in rows}))
     head(ax, "What a rank holds at most", key=[])

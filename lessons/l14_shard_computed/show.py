@@ -94,7 +94,7 @@ def winner(race: dict, rate: str, way: str = "tensor", than: str = "ddp") -> str
 
 def falls(printed: str | Path) -> str:
     """"yes" or "no": is the last loss of what train_gpt.py has printed below the first?"""
-    losses = [float(loss) for loss in re.findall(r"^update \d+: loss ([\d.]+)", Path(printed).read_text(), re.MULTILINE)]
+    losses = [float(loss) for loss in re.findall(r"^update \d+: loss ([\d.]+)", Path(printed).read_text(), re.M)]
     return "yes" if losses[-1] < losses[0] else "no"
 
 

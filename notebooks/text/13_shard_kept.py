@@ -27,7 +27,7 @@
 # **You need** `reduce_scatter` and `all_gather` ([04](04_collectives.ipynb)), hooks and buckets ([06](06_ddp.ipynb)),
 # and the dial and *faster* ([08](08_performance.ipynb)).
 #
-# **Time.** About 100 minutes for you, 3 for the machine, in two sittings. The second begins with *MyFSDP*.
+# **Time.** About 100 minutes for you, 3 for the machine. The second of two sittings begins with *MyFSDP*.
 
 # %%
 from course import lesson; lesson.begin()
