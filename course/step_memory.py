@@ -115,7 +115,7 @@ def main() -> None:
         if ends == args.update:
             recorder.__exit__(None, None, None)
             rank_program.write_json(path, last_update(recorder.profiler.kineto_results.events()))
-            print(f"{path}: written", flush=True)
+            sys.stdout.write(f"{path}: written\n")  # in one piece, beside those of other ranks
             shortcuts.exit_now()
 
     sys.argv = [args.program, *args.arguments]

@@ -12,10 +12,12 @@ PROGRAM = "lessons/start/train_gpt.py"
 ODD = ["--width", "36", "--layers", "3", "--batch", "24", "--context", "16"]  # sizes that 3 ranks do not divide
 
 
-@pytest.mark.parametrize("options", [["--strategy", "zero"],
-                                     ["--strategy", "fsdp", "--micro-batches", "2", "--clip", "0.1"]])
+@pytest.mark.parametrize("options", [
+    ["--parts", "ours", "--strategy", "zero"],
+    ["--parts", "ours", "--strategy", "fsdp", "--micro-batches", "2", "--clip", "0.1"],
+    pytest.param(["--parts", "torch", "--strategy", "zero"], marks=pytest.mark.weekly)])
 def test_it_trains_what_one_process_trains(options):
-    answers = one_process.compare(PROGRAM, [*ODD, "--parts", "ours", *options], (2, 3), 4)
+    answers = one_process.compare(PROGRAM, [*ODD, *options], (2, 3), 4)
     assert all(each.equal for each in answers[1:]), [str(each) for each in answers]
 
 

@@ -28,7 +28,7 @@ def network(rate: str) -> str:
 
 
 def block() -> Axes:
-    """An MLP on two ranks, drawn: what each has, and where the ranks meet, forward and backward."""
+    """The forward of an MLP on two ranks, drawn: what each has, and where the ranks meet."""
     ax = plt.subplots(figsize=(14, 4.6))[1]
     places = [0, 2.6, 5.4, 8.0, 10.8, 13.0]
     for rank in range(2):
@@ -140,7 +140,8 @@ def memory_over_time(folders: dict[str, str | Path]) -> list[Axes]:
             notes.append((curve["ms"][above.index(max(above))], max(above), f"rank {rank}: {max(above):.1f}",
                           colour_of(rank)))
         ax.set_title(title)
-        ax.set_xlabel("milliseconds")
+        ax.set_xlabel("time of one update")
+        ax.set_xticks([])
         ax.legend(handles=handles({text: colour for *_, text, colour in notes}), frameon=False, loc="upper right",
                   fontsize=14)
     axes[0].set_ylabel("MB above what is kept")
@@ -205,10 +206,11 @@ def pieces(results: dict) -> Figure:
                 if piece:
                     holders.setdefault((*piece["first"], *piece["shape"]), []).append(rank)
             for (top, left, rows, columns), ranks in holders.items():
-                shared = len(ranks) == len(of_ranks) > 1
+                shared = len(ranks) > 1
                 colour = PALE if shared else colour_of(ranks[0])
                 ax.add_patch(Rectangle((left, top), columns, rows, facecolor=colour, edgecolor="white", linewidth=3))
-                write_in(ax, left + columns / 2, top + rows / 2, "all" if shared else " ".join(map(str, ranks)), colour)
+                who = "all" if 1 < len(ranks) == len(of_ranks) else " ".join(map(str, ranks))
+                write_in(ax, left + columns / 2, top + rows / 2, who, colour)
             ax.set(xlim=(-2, width + 2), ylim=(height + 2, -2), xticks=[], yticks=[], aspect="equal")
             bare(ax)
             if ax in axes[0]:

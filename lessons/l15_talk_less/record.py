@@ -12,7 +12,7 @@ factors of 2 that ends when both neighbours of the best are worse. Lines are add
 results/recorded/talk-less/trainings.jsonl; what is there is not trained again.
 
 A line: strategy, every (updates between two messages), lr, outer (DiLoCo's outer rate), seed, updates, tokens (per
-update), parameters, val ([[update, val loss of the weights that all ranks have]]).
+batch), parameters, val ([[update, val loss of the weights that all ranks have]]).
 """
 
 import json
@@ -29,21 +29,25 @@ FILE = Path("results/recorded/talk-less/trainings.jsonl")
 UPDATES, BATCH, CONTEXT, WIDTH, LAYERS = 800, 8, 64, 64, 2
 RANKS, REPORT = 4, 80
 SEEDS = (0, 1, 2)
-STRATEGIES = [("ddp", 1), ("local", 8), ("diloco", 8)]  # (strategy, updates between two messages)
+LARGE = 8  # batches of the large one
+# (strategy, batches between two messages)
+STRATEGIES = [("ddp", 1), ("local", 8), ("diloco", 8), ("large", LARGE)]
 
 
 def train(strategy: str, every: int, lr: float, outer: float | None, seed: int, updates: int = UPDATES,
           context: int = CONTEXT, width: int = WIDTH, layers: int = LAYERS,
           before: Callable[[list[GPT]], None] = lambda models: None) -> Iterator[list[GPT]]:
-    """The models of all ranks, after each update. DDP is one process with the whole batch: one model.
+    """The models of all ranks, after each batch. DDP is one process with the whole batch: one model. "large" is DDP
+    that makes one update of `every` batches.
     `before` is called with them before each message."""
     learnt, _ = read_text(Namespace(text=None, device="cpu", context=context))
-    ranks, trained = 1 if strategy == "ddp" else RANKS, []
+    ranks, trained = 1 if strategy in ("ddp", "large") else RANKS, []
+    batches = every if strategy == "large" else 1  # of an update
     for _ in range(ranks):
         torch.manual_seed(seed)
         model = GPT(context, width, layers)
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, updates))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, updates // batches))
         trained.append((model, optimizer, schedule))
     agreed = parameters_to_vector(model.parameters()).detach()
     sgd = torch.optim.SGD([agreed], lr=outer, momentum=0.9, nesterov=True) if outer else None
@@ -51,10 +55,11 @@ def train(strategy: str, every: int, lr: float, outer: float | None, seed: int, 
     for update in range(1, updates + 1):
         begins = torch.randint(len(learnt) - context, (BATCH,), generator=crops)
         for rank, (model, optimizer, schedule) in enumerate(trained):
-            optimizer.zero_grad()
-            loss_of(model, learnt[begins[rank::ranks, None] + torch.arange(context + 1)]).backward()
-            optimizer.step()
-            schedule.step()
+            (loss_of(model, learnt[begins[rank::ranks, None] + torch.arange(context + 1)]) / batches).backward()
+            if update % batches == 0:
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
         if update % every == 0 and ranks > 1:
             before([each for each, _, _ in trained])
             mean = torch.stack([parameters_to_vector(each.parameters()).detach() for each, _, _ in trained]).mean(0)
@@ -97,7 +102,8 @@ def best(first: float, loss_with) -> float:
 
 
 def tune(strategy: str, every: int) -> tuple[float, float | None]:
-    """(learning rate, outer rate) with the least val loss of seed 0."""
+    """(learning rate, outer rate): the learning rate with the least val loss of seed 0, at outer rate 0.7; then the
+    outer rate at that learning rate. Momentum stays 0.9."""
     def loss(lr, outer):
         return training(strategy, every, lr, outer, 0)["val"][-1][1]
 

@@ -22,8 +22,8 @@ from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, darker, hal
 from lessons.l15_talk_less import record
 
 WORDS = {"ddp": "DDP", "hook": "DDP, 16 bits", "hierarchical": "DDP, hierarchical", "hsdp": "HSDP",
-         "local": "local SGD", "diloco": "DiLoCo"}
-COLOUR = dict(zip(["ddp", "hook", "hierarchical", "hsdp", "local", "diloco"], [6, 0, 5, 3, 2, 1], strict=True))
+         "local": "local SGD", "diloco": "DiLoCo", "large": "DDP, batch × 8"}
+COLOUR = {"ddp": 6, "hook": 0, "hierarchical": 5, "hsdp": 3, "local": 2, "diloco": 1, "large": 0}
 PER_NODE = 2
 
 
@@ -182,7 +182,7 @@ def summary(lines: list[dict], megabytes: dict[str, float]) -> list[str]:
     far as it does."""
     runs = tuned(lines)
     ddp = [(update, median(losses)) for update, *losses in by_update(runs["ddp", 1])]
-    said = []
+    sentences = []
     for (strategy, every), of_strategy in runs.items():
         if strategy == "ddp":
             continue
@@ -191,8 +191,9 @@ def summary(lines: list[dict], megabytes: dict[str, float]) -> list[str]:
         text = (f"**{name(strategy, every)}**: val loss {loss:.3f} with {update * megabytes[strategy]:,.0f} MB between "
                 f"the nodes; DDP {ddp[-1][1]:.3f} with {update * megabytes['ddp']:,.0f} MB.")
         far = next((before for before, ddp_loss in ddp if ddp_loss <= loss), None)
-        said.append(text + (f" DDP is as far after {far} updates and {far * megabytes['ddp']:,.0f} MB." if far else ""))
-    return said
+        reached = f" DDP has this loss by update {far}, with {far * megabytes['ddp']:,.0f} MB." if far else ""
+        sentences.append(text + reached)
+    return sentences
 
 
 def by_update(runs: list[dict]) -> list[tuple]:

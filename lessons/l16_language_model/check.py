@@ -1,6 +1,6 @@
 """The exam of lesson 16: a program of one process, made data-parallel, with DDP and then with FSDP2.
 
-There are two exam texts, text_a.py and text_b.py. The learner's `train(args)` and that of its text run on the same
+There are two exam versions, text_a.py and text_b.py. The learner's `train(args)` and that of its text run on the same
 small data, in float64. What each update takes, computes and sends is noted; `exam_cases` compares. The solution of text
 B is that of text A with the edits that make text B of text A.
 """
@@ -30,6 +30,7 @@ from course.sent import Sent
 from examples import minimal_gpt
 from lessons.l16_language_model import notes, solution, text_a, text_b
 
+OURS = "lessons/l16_language_model/solution.py"  # trains where no file of the learner's has been found right
 UPDATES, CONTEXT, WINDOWS = 3, 8, 5  # windows of held-out text: neither 2 nor 3 ranks can share them equally
 NEAR = 1e-6  # relative, of float64: rounding is far below, each mistake far above
 FIGURES = re.compile(r"update (\d+),(?: loss (\d+\.\d+|nan),)? val loss (\d+\.\d+|nan)")
@@ -208,7 +209,7 @@ class Exam(ExerciseOnRanks):
                 r"import .*\banswer\b", Path(attempt).read_text(encoding="utf-8")):
             return self.of_b.verdict(attempt)
         outcome, message = super().verdict(attempt)
-        return outcome, message.replace("Right.", f"Right, exam text {self.text.upper()}.", 1)
+        return outcome, message.replace("Right.", f"Right, exam version {self.text.upper()}.", 1)
 
     @property
     def whose(self):

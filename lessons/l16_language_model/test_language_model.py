@@ -59,7 +59,7 @@ def test_a_file_about_text_b_is_judged_by_text_b(tmp_path):
                                    "def train(args):\n    raise NotImplementedError\n")
     assert check.ddp.verdict(tmp_path / "b.py")[0] == "untried"
     (tmp_path / "b.py").write_text(edited((runner.ROOT / FOLDER / "solution.py").read_text(), check.OF_TEXT["b"]))
-    assert check.ddp.verdict(tmp_path / "b.py")[1].startswith("Right, exam text B.")
+    assert check.ddp.verdict(tmp_path / "b.py")[1].startswith("Right, exam version B.")
 
 
 def test_each_note_that_a_message_names_is_there(capsys):

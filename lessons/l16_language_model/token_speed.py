@@ -76,7 +76,7 @@ def main():
         files.check_output("--out", args.out)
         args.train = files.from_file(f"{args.program}:train")
     of_gpt = minimal_gpt.options().parse_args(  # a short text: its validation is no part of the times
-        ["--text=LICENSE", f"--updates={args.updates}", f"--report={args.updates}", "--write=1"])
+        ["--text=LICENSE", f"--updates={args.updates}", f"--report={args.updates}", "--write=1", "--accumulate=1"])
     of_gpt.fsdp = False
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):

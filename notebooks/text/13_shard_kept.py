@@ -8,7 +8,7 @@
 #         rates: 300mbit none
 #         rounds: 6
 #       seconds: 60
-#     seconds: 180
+#     seconds: 210
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -19,7 +19,7 @@
 # # 13 · Shard what is kept
 #
 # **The question.** Under DDP every rank keeps the whole model, all gradients and the whole state of the optimizer. What
-# if that does not fit? What can ranks keep together, and what must they then tell each other?
+# if that does not fit? What can the ranks share, and what must they then send?
 #
 # **At its end** there are `mine/zero.py` and `mine/fsdp.py`. Under the same budget of memory, your program trains a
 # model of twice as many blocks as DDP can.
@@ -27,7 +27,7 @@
 # **You need** `reduce_scatter` and `all_gather` ([04](04_collectives.ipynb)), hooks and buckets ([06](06_ddp.ipynb)),
 # and the dial and *faster* ([08](08_performance.ipynb)).
 #
-# **Time.** About 100 minutes for you, 3 for the machine. The second of two sittings begins with *MyFSDP*.
+# **Time.** About 100 minutes for you, 4 for the machine. The second of two sittings begins with *MyFSDP*.
 
 # %%
 from course import lesson; lesson.begin()
@@ -53,6 +53,11 @@ rounds = 12  # of each strategy
 # From here to lesson 16 your program is `mine/train_gpt.py`: a small GPT that learns Python's manual, byte by byte.
 # `--strategy NAME` imports `NAME.py`, which says how the ranks train one model together.
 #
+# A **GPT** turns each byte into a vector of 128 numbers (the *embedding*). Four equal **blocks** change the vectors. A
+# block has *attention*, by which a byte takes something from the bytes before it, and an *MLP* of two matrices. At the
+# end the *head* gives a score for each byte that may come next. The head's weight **is** the embedding's. A **crop** is
+# a sequence of 64 bytes from the text.
+#
 # **The budget: 7 MB kept per rank.** *Kept* is what a rank holds between two updates: weights, gradients, the
 # optimizer's state. The meter counts all tensors of torch, over the time of one update.
 
@@ -72,7 +77,7 @@ print(f"DDP keeps {step_memory.kept(curves['DDP']) / 1e6:.1f} MB per rank")
 # All ranks make the same update with the same state. **ZeRO, stage 1**: rank r updates one N-th of the values, and
 # keeps the state of these alone ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
-# **Predict.** Such an update sends how many bytes, in percent of DDP's? Count as a ring sends them.
+# **Predict.** How many bytes does such an update send, in percent of DDP's?
 
 # %%
 my_sent = None  # percent
@@ -82,7 +87,8 @@ my_sent = None  # percent
 # have the weights that one process has with the **mean** of the ranks' gradients.
 #
 # `reduce_scatter_single(piece, whole)` leaves in `piece` this rank's part of the sum of the ranks' `whole`.
-# `all_gather_single(whole, piece)` collects the ranks' pieces. The check begins with an easy model, and makes it harder.
+# `all_gather_single(whole, piece)` collects the ranks' pieces. The check begins with an easy model, and makes it
+# harder.
 
 # %%
 # %%mine zero.py
@@ -111,14 +117,32 @@ check.zero("mine/zero.py")
 # check.zero.hint()
 # check.zero.solution()
 
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_sent, 100, "%", what="bytes of MyZero")
-
 # %% [markdown]
-# A ring's all-reduce *is* a reduce-scatter, then an all-gather. ZeRO-1 makes the update between the two. So it sends as
-# much as DDP, and only the optimizer's state shrinks. Does your program with it train what one process trains?
+# The kernel counts the bytes of an update with DDP and with MyZero:
 
 # %%
+why = dial.missing()  # None where this machine has a dial
+run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
+count = f"{run} torchrun --nproc_per_node=2 -m course.dial --count {folder}/13_bytes_"
+# !{count}ddp.json mine/train_gpt.py --strategy ddp --parts ours --updates 4 > results/live/13_count.txt
+# !{count}zero.json mine/train_gpt.py --strategy zero --parts {check.zero.parts} --updates 4 > results/live/13_count.txt
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+counted = show.sent({"DDP": f"{folder}/13_bytes_ddp.json",
+                     f"MyZero ({check.zero.whose})": f"{folder}/13_bytes_zero.json"}, parameters=829_696)
+lesson.table(counted)
+lesson.predicted(my_sent, show.percent(f"{folder}/13_bytes_zero.json", f"{folder}/13_bytes_ddp.json"), "%",
+                 what="bytes of MyZero")
+
+# %% [markdown]
+# A ring's all-reduce *is* a reduce-scatter, then an all-gather, and each of the two sends half of it. ZeRO-1 makes the
+# update between the two. So with NCCL it sends as much as DDP, 100 %, and only the optimizer's state shrinks. Gloo's
+# reduce-scatter sends as much as an all-reduce: that is the other half here.
+#
+# Does your program with it train what one process trains?
+
+# %%
+# The sizes are such that 3 ranks do not divide the parameters.
 # !python -m course.one_process --ranks 2,3 mine/train_gpt.py --strategy zero --parts {check.zero.parts} \
 #     --width 36 --layers 3 --batch 24 --context 16
 # !{meter}/13_zero mine/train_gpt.py --strategy zero --parts {check.zero.parts}
@@ -132,7 +156,7 @@ print(f"MyZero ({check.zero.whose}) keeps {step_memory.kept(curves['MyZero']) / 
 # ## MyFSDP: everything
 #
 # Why does a rank keep weights that it does not update? Because it computes with them. But it computes one block at a
-# time. **Fully sharded**: a rank keeps one N-th of all. What a block needs it gets when it needs it.
+# time. **Fully sharded** (ZeRO, stage 3): a rank keeps one N-th of all. What a block needs it gets when it needs it.
 #
 # The class has one `Unit` per block, and one for the rest of the model. A unit is a flat tensor, in whose memory its
 # parameters lie, and this rank's `shard` of it. The optimizer gets the shards. You write the rest, in four steps.
@@ -140,7 +164,8 @@ print(f"MyZero ({check.zero.whose}) keeps {step_memory.kept(curves['MyZero']) / 
 # ### Step 1: gather and free
 #
 # A tensor and its views share one storage: `tensor.untyped_storage()`. Its `resize_(0)` gives the memory back, and the
-# views keep their shapes. Write `gather`, which only **begins** (`async_op=True`) if the unit has no memory, and `free`.
+# views keep their shapes. Write `gather`, which only **begins** (`async_op=True`) if the unit has no memory, and
+# `free`. (FSDP2 calls them *unshard* and *reshard*.)
 
 # %%
 # %%mine fsdp.py
@@ -237,7 +262,9 @@ check.pieces("mine/fsdp.py")
 # %% [markdown]
 # ### Step 2: forward
 #
-# The hooks are registered: unit `number` calls `before_forward` and `after_forward`. Unit 0 has no `after_forward`.
+# The hooks are registered: unit `number` calls `before_forward` and `after_forward`. Unit 0 has no
+# `after_forward`: backward begins with the head, whose weight is unit 0's. A `gather()` only begins: wait before the
+# unit computes.
 
 # %%
 # %%mine fsdp.py MyFSDP
@@ -259,7 +286,8 @@ check.in_forward("mine/fsdp.py")
 #
 # `arrived(number, parameter)` is called when a gradient of the unit is there. `finish()` comes after each backward of
 # an update's last micro-batch, as in DDP. When it returns, each `unit.shard.grad` is this rank's part of the mean
-# gradient, of all micro-batches since `zero_grad()`. What arrives late may travel while backward goes on.
+# gradient, of all micro-batches since `zero_grad()`. A reduce-scatter may run while backward goes
+# on: note it in `self.reducing`, and wait for it in `finish()`.
 
 # %%
 # %%mine fsdp.py MyFSDP
@@ -281,7 +309,7 @@ check.in_backward("mine/fsdp.py")
 # check.in_backward.solution()
 
 # %% [markdown]
-# ### Step 4: one block ahead
+# ### Step 4: prefetch one block ahead
 #
 # Each block now waits for its weights, and while it computes the network is idle. Change two methods.
 
@@ -305,27 +333,27 @@ check.ahead("mine/fsdp.py")
 #
 # Both of your classes train in turns, on a network of 300 Mbit/s and on one without a limit.
 #
-# **Predict.** On which of the two is an update shorter when blocks are gathered one ahead?
+# **Predict.** On which of the two does gathering one block ahead save more milliseconds per update?
 
 # %%
-my_network = None  # "300mbit", "none" or "both"
+my_network = None  # "300mbit", "none" or "the same"
 
 # %%
-why = dial.missing()  # None where this machine has a dial
-run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
 # !{run} torchrun --nproc_per_node=2 lessons/l13_shard_kept/ahead.py --rates {rates} --rounds {rounds} \
 #     --out {folder}/13_ahead.json
 ahead = json.loads(Path(f"{folder}/13_ahead.json").read_text())
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.ahead(ahead)
-lesson.figure("Medians. Orange: the ranks wait for messages." + (" Recorded." if why else ""))
-lesson.predicted(my_network, show.where_faster(ahead), what="where one block ahead is faster")
+lesson.figure("Medians. Orange: how much longer than an update that sends nothing: waiting, packing and copying." + (" Recorded." if why else ""))
+lesson.predicted(my_network, show.saves_more(ahead), what="where one block ahead saves more")
 lesson.table(show.claims(ahead))
 
 # %% [markdown]
 # At 300 Mbit/s a block's weights travel for about as long as a block computes: there is much to hide. Without a limit a
-# gather is a copy in this machine's memory, made by the cores that compute.
+# gather is a copy in this machine's memory, made by the cores that compute: there is little to hide. And why is so much
+# left at 300 Mbit/s? An update sends about twice the weights' bytes, as is counted below. They travel for longer than
+# the update computes, so the best overlap cannot hide them all.
 #
 # The film of one update at 300 Mbit/s, with the gathers in their lanes:
 
@@ -340,8 +368,8 @@ lesson.table(show.claims(ahead))
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.lanes({"When needed (ours)": f"{folder}/13_film_3.json",
             f"One block ahead ({check.ahead.whose})": f"{folder}/13_film_4.json"}, step=3)
-lesson.figure("The fourth update. Above a block waits for its all-gather. Below the all-gather of the next block is "
-              "under way while a block computes." + (" Recorded." if why else ""))
+lesson.figure("The fourth update. Above a rank waits for each all-gather. Below the next block's all-gather is already "
+              "under way, and the waits are shorter. A forward or backward box holds its waits, too." + (" Recorded." if why else ""))
 
 # %% [markdown]
 # ## What a rank holds
@@ -359,14 +387,18 @@ print(f"MyFSDP keeps {step_memory.kept(curves['MyFSDP']) / 1e6:.1f} MB per rank,
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.kept(curves, parameters=829_696, ranks=2)
 lesson.figure("The sum 4 + 4 + 8 bytes, and what each strategy shards on two ranks. Diamonds are what the meter counted.")
-plots.memory(curves)
+plots.memory(curves, budget)
 lesson.figure("One update of four blocks. The mountain is activations: forward piles them up, backward uses them. "
               "Sharding lowers the ground that it stands on.")
 
 # %% [markdown]
-# The score is the loss on held-out text after the same number of tokens. Within 7 MB DDP has room for two blocks.
+# The score is the loss on held-out text after the same number of tokens. Within 7 MB DDP has room for two blocks of
+# this width.
 
 # %%
+# !{meter}/13_two mine/train_gpt.py --strategy ddp --parts ours --layers 2 > results/live/13_count.txt
+two = step_memory.kept(step_memory.read("results/live/13_two")[0])
+print(f"DDP with two blocks keeps {two / 1e6:.2f} MB per rank")
 # !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy ddp --parts ours --layers 2 --updates {updates} --report 50
 # !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy fsdp --parts {parts} --layers 4 --updates {updates} \
 #     --report 50
@@ -391,24 +423,26 @@ lesson.table(show.sent({"MyFSDP": f"{folder}/13_bytes_mine.json",
                         "fully_shard, bf16": f"{folder}/13_bytes_bf16.json"}, parameters=829_696))
 
 # %% [markdown]
-# The losses of the first two agree. On two ranks a gather of S bytes sends S / 2 from each. Each block is gathered
-# twice, the rest once: about one S. A ring's reduce-scatter sends S / 2. Gloo's sends as much as an all-reduce, S. So
-# about 2 S are counted here, and NCCL sends about 1.5 S. DDP sends S.
+# The losses of the first two agree, and they send the same bytes, but for some dozens. On two ranks a gather of S bytes
+# sends S / 2 from each. Each block is gathered twice, the rest once: about one S. A ring's reduce-scatter sends S / 2.
+# Gloo's sends as much as an all-reduce, S. So about 2 S are counted here, and NCCL sends about 1.5 S. DDP sends S.
 #
 # **bf16 mixed precision** is the third run: `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
-# reduce_dtype=torch.float32)`. What is gathered has half of the bytes, and the sums of gradients stay in float32: many
-# small values added up in bf16, which has 8 significant bits, would get lost.
+# reduce_dtype=torch.float32)`. Forward and backward compute in bf16. What is gathered has half of the bytes, and the
+# sums of gradients stay in float32: many small values added up in bf16, which has 8 significant bits, would get lost.
 #
 # `fully_shard` adds: parameters that are **DTensors**, which know their mesh and how they are cut; a model that is made
-# on the **meta device** and is never whole anywhere; and prefetching, which `set_modules_to_forward_prefetch` controls
+# on the **meta device** and is never whole anywhere; and prefetching on GPU streams of its own
+# (`set_modules_to_forward_prefetch`)
 # ([manual](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html)). Its time is not compared here: its
 # streams are made for GPUs.
 #
 # ## Make it fit
 #
-# Now a budget on the **most**: 24 MB at the worst moment. The mountain is activations. Two tools lower it.
+# Now a budget on the **peak memory**: 24 MB at the worst moment. The mountain is activations. Two tools lower it.
 #
-# - **Micro-batches**: fewer crops at one time. Under FSDP each micro-batch gathers and reduces everything again.
+# - **Micro-batches** (gradient accumulation): fewer crops at one time. Under FSDP each micro-batch gathers and reduces
+#   everything again.
 # - **Activation checkpointing**: a block keeps its input alone, and backward computes the rest once more.
 
 # %%
@@ -437,8 +471,8 @@ show.choices(json.loads(Path("results/live/13_fit.json").read_text()), choice())
 lesson.figure(f"Measured with MyFSDP. The ring is {whose} choice.")
 
 # %% [markdown]
-# Recomputing the last block saves nothing: backward computes it again at once, when all others' activations are still
-# there.
+# Recomputing the last block as well changes the peak hardly at all. Backward begins with it, so its activations must be
+# there at that moment in any case, kept or recomputed.
 #
 # ## Clip a gradient that nobody has
 #
@@ -454,7 +488,8 @@ print(one_process.compare("mine/train_gpt.py", f"{small} --strategy lessons.l13_
 
 
 # %% [markdown]
-# No rank fails, and it is another training. Write it right, in `MyFSDP`.
+# No rank fails, and it is another training. Write it right, in `MyFSDP`. (`clip_grad_norm_` does it itself where
+# gradients are DTensors.)
 
 # %%
 # %%mine fsdp.py MyFSDP

@@ -55,8 +55,8 @@ strategies = "ddp fsdp_tp tensor gpipe pipe"  # whose memory is measured
 # %% [markdown]
 # ## The budget
 #
-# A rank may hold **32 MB** of tensors, at the worst moment of an update. The batch has 2 crops of 256 bytes. Four ranks
-# are there. Your score is the val loss after the same number of tokens. A wider model learns more from them, and needs
+# A rank may hold **32 MB** of tensors, at the worst moment of an update. The batch has 2 crops of 256 bytes. There are
+# four ranks. Your score is the val loss after the same number of tokens. A wider model learns more from them, and needs
 # more memory. So: how wide can it be?
 
 # %%
@@ -72,14 +72,14 @@ task = "--batch 2 --context 256"
 print(f"one process, width 256: {show.largest('results/live/14_alone'):.1f} MB, and the budget is {BUDGET} MB")
 
 # %% [markdown]
-# DDP, and FSDP as well, give each rank crops of its own. Two crops do not make four shares: data parallelism has
-# nothing to give here. What is left is the computation of a crop.
+# DDP, and FSDP as well, give each rank crops of its own. Two crops make at most two shares: data parallelism can use
+# two of the four ranks. What is left is the computation of a crop.
 #
 # ## Tensor parallelism: an MLP on all ranks
 #
-# A block's MLP is `down(gelu(up(x)))`, two matrices without bias. All ranks get the same x. Each is to hold and to
-# multiply its share of **both** matrices, and **one** all-reduce is to make the output whole
-# ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053)).
+# A block's MLP is `down(gelu(up(x)))`, two matrices without bias. All ranks get the same x. Each rank holds its share
+# of **both** matrices, and multiplies by it. **One** all-reduce makes the output whole ([Shoeybi et al.
+# 2019](https://arxiv.org/abs/1909.08053)).
 #
 # Write two layers. `Column(whole)` takes the place of `up`, and `Row(whole)` that of `down`: each keeps its piece of
 # the weight of `whole`, an `nn.Linear`. PyTorch's weight is [outputs, inputs]. `Copy` and `Sum` are a pair of
@@ -175,7 +175,7 @@ my_equal = None  # "yes" or "no"
 first = check.first_program()
 small = "--width 32 --layers 2 --context 16 --batch 8"
 # !torchrun --nproc_per_node=2 {first} --strategy tensor {small} --updates 60 2>&1 | tee results/live/14_first.txt \
-#     | grep "^update"
+#     | grep -o -e "^update.*" -e "The ranks are not one model"
 [_, forward_only] = one_process.compare(first, f"--strategy tensor {small}".split(), [2], updates)
 print(forward_only)
 lesson.predicted(my_falls, show.falls("results/live/14_first.txt"), what="the loss falls")
@@ -183,8 +183,9 @@ lesson.predicted(my_equal, "yes" if forward_only.equal else "no", what="equal to
 
 
 # %% [markdown]
-# The loss falls, and no error came. But it is another training, and the comparison with one process names where they
-# part. That is why a strategy is judged by this comparison, and not by its loss.
+# The loss falls, and no operation failed. Only at its end does the program notice that the ranks are not one model. The
+# comparison names the first update and the parameter in which they part. That is why a strategy is judged by this
+# comparison, and not by its loss.
 #
 # ### The backward
 #
@@ -242,9 +243,8 @@ print("whose tensor.py:", check.whose(check.pair))
 #
 # ## Which of the two sends less?
 #
-# Per update DDP sends gradients: as many bytes as the model has, however many tokens there are. Tensor parallelism sends
-# activations, twice per block: as many bytes as there are tokens, however wide the MLP is. The kernel counts both, on
-# two ranks, with 4 crops per update and with 48.
+# Per update DDP sends gradients. Tensor parallelism sends activations. Both train on two ranks, with 4 crops per update
+# and with 48.
 #
 # **Predict.** On a network of 100 Mbit/s, which is faster with 4 crops per update? And with 48?
 
@@ -280,11 +280,11 @@ lesson.predicted(my_few, show.winner(races["4 crops per update"], "100mbit"), wh
 lesson.predicted(my_many, show.winner(races["48 crops per update"], "100mbit"), what="faster with 48 crops")
 
 # %% [markdown]
-# With few tokens tensor parallelism is faster, with many DDP is. At 100 Mbit/s the bytes decide: the strategy that sends
-# less wins. Without a limit they take hardly any time, and what else is divided counts. With few tokens most of an
-# update is the optimizer's work, and tensor parallelism divides that of the MLPs, too. With many tokens most of it is
-# multiplications: DDP divides all of them, and here tensor parallelism those of the MLPs alone, with two messages per
-# block for which all ranks wait.
+# DDP sends as many bytes as the model has parameters, however many tokens there are. Tensor parallelism sends tokens
+# times width values, twice per block, however many hidden values the MLP has. With few tokens it sends less and is
+# faster, with many DDP is. At 100 Mbit/s the bytes decide. Without a limit a message must still be copied, and it
+# counts what else is divided: DDP divides all multiplications, and here tensor parallelism those of the MLPs alone,
+# with two collectives per block for which all ranks wait.
 #
 # So tensor parallelism belongs on the fastest links, inside a node. It is used where a layer, or a batch of one crop
 # per rank, is too large for a device.
@@ -299,9 +299,9 @@ lesson.predicted(my_many, show.winner(races["48 crops per update"], "100mbit"), 
 #
 # Write `my_order(rank, ranks, micro_batches)`: the order of this rank's work, a list of `("forward", i)` and
 # `("backward", i)`, each once for each micro-batch i, numbered from 0. A forward needs the activations of the rank
-# before, a backward the gradient of the rank behind. The last rank has the loss, and needs only its own forward.
+# before, a backward the gradient of the next rank. The last rank has the loss, and needs only its own forward.
 #
-# An update is to take no longer than GPipe's, and each rank is to keep as few micro-batches as that permits.
+# An update must take no longer than GPipe's, and each rank must keep as few micro-batches as that permits.
 
 # %%
 # %%mine pipe.py
@@ -325,13 +325,13 @@ check.order("mine/pipe.py")
 # %% [markdown]
 # ### Your order runs
 #
+# This order is **1F1B**: one forward, one backward ([Narayanan et al. 2021](https://arxiv.org/abs/2006.09503)).
 # `Pipeline`, the course's, works through the list with `isend` and `recv`. The embedding's weight is also the head's
 # ([16](16_language_model.ipynb)): rank 0 has it, and the last rank, so the two add up its gradient.
 
 # %%
 order, whose = check.order.or_ours("mine/pipe.py")
 pipe_parts = check.parts(check.order)
-# !sed -n '/for kind, number/,/return self.finished/p' lessons/start/ours/pipeline.py
 # !python -m course.one_process --ranks 2,3 --updates {updates} mine/train_gpt.py --strategy pipe --parts {pipe_parts} \
 #     {small} --layers 5 --micro-batches 4
 # !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy pipe --parts {pipe_parts} {small} --micro-batches 4 --report 60
@@ -361,8 +361,8 @@ computed = {name: schedule.computed([each(rank, 4, 8) for rank in range(4)])
 show.schedules({
     "GPipe, four ranks: computed": (computed["gpipe"], "time, in forwards of a micro-batch"),
     "GPipe, two ranks: measured": (events["gpipe"], "milliseconds"),
-    f"{whose} order, four ranks: computed": (computed["pipe"], "time, in forwards of a micro-batch"),
-    f"{whose} order, two ranks: measured": (events["pipe"], "milliseconds")})
+    f"1F1B ({whose} order), four ranks: computed": (computed["pipe"], "time, in forwards of a micro-batch"),
+    f"1F1B ({whose} order), two ranks: measured": (events["pipe"], "milliseconds")})
 lesson.figure("A number is a micro-batch, a gap is the bubble. The two schedules have the same bubble. 1F1B begins with "
               "the backwards early, so few micro-batches wait for theirs.")
 bubble = schedule.waiting(schedule.computed([order(rank, 2, 8) for rank in range(2)]))[1]
@@ -372,16 +372,10 @@ lesson.table(show.causes(pipes))
 # %% [markdown]
 # With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both. More micro-batches make it smaller.
 #
-# The formula has no difference between the two, and yet GPipe takes longer here. Why? Each micro-batch that GPipe keeps
-# needs memory of its own, where 1F1B computes again and again in the same. Three suspects:
-#
-# - **Waiting**, as in the picture. But the CPU time, which does not count waiting, has about the same ratio.
-# - **Page faults.** The C library gives large blocks back to the system, which must clear each page anew when it is
-#   touched. This course's notebooks tell the library to keep them (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_MAX_`). In the
-#   second row it may give them back: GPipe then has thousands of faults per update, and the ratio stays. So it is not
-#   the faults.
-# - **Caches.** What a backward reads was written long before, and has left the processor's cache. It is the suspect that
-#   is left; nothing here proves it.
+# The formula has no difference between the two, and yet GPipe takes longer here, with more CPU time. CPU time does not
+# count waiting, so the cause is not the bubble. Nor are it page faults, which fresh memory costs: in the first row the
+# C library keeps memory, and there are none; in the second it gives memory back, and the ratio stays. We have not found
+# the cause.
 #
 # ## What do they save?
 #
@@ -413,30 +407,31 @@ lesson.predicted(my_least, show.NAMES[least], what="the least on top")
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 if "gpipe" in strategies.split():
     show.memory_over_time({"GPipe": "results/live/14_gpipe", f"1F1B, {whose} order": "results/live/14_pipe"})
-    lesson.figure("With GPipe every rank climbs to all micro-batches. With 1F1B rank r keeps those of the ranks from it to "
-                  "the end: four, three, two, one.")
+    lesson.figure("With GPipe every rank climbs to all micro-batches. With 1F1B rank r keeps as many as there are ranks from "
+                  "r to the last: four, three, two, one. The meter slows the ranks down: read the heights, not the times.")
 
 # %% [markdown]
 # Look first at the two rows of DDP. **The micro-batch saves memory**, with every strategy, also on one device: of a
 # crop whose backward has ended nothing is kept. A pipeline needs many micro-batches to keep its ranks busy, and GPipe
-# keeps all of them, so it gives this away. 1F1B takes it back, up to the number of ranks. That is all that it saves.
+# keeps all of them, so it gives this away. 1F1B keeps at most as many as there are ranks.
+# That is all that it saves.
 #
 # What a pipeline, TP and FSDP save beside it is in the blue parts: weights, gradients and the optimizer's state. And
 # with TP a rank computes on all crops: the MLPs' hidden values are cut, and what stands between them is not.
 #
 # ## FSDP × TP on a mesh of 2 × 2
 #
-# Strategies combine. `init_device_mesh` numbers the ranks in two dimensions. TP runs between two neighbours (in a node),
-# FSDP across (between nodes). Your two layers take part: `group` is the pair of neighbours.
+# Strategies combine. `init_device_mesh` numbers the ranks in two dimensions. TP runs between two neighbours (in a
+# node), FSDP across (between nodes). Your two layers take part: `group` is the pair of neighbours.
 
 # %%
 # !sed -n '/^def/,$p' lessons/start/ours/fsdp_tp.py
-# !torchrun --nproc_per_node=4 lessons/l14_shard_computed/pieces.py --strategies tensor fsdp_tp pipe --parts ours \
+# !torchrun --nproc_per_node=4 lessons/l14_shard_computed/pieces.py --strategies tensor fsdp_tp pipe --parts {parts} \
 #     --out results/live/14_pieces.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.pieces(json.loads(Path("results/live/14_pieces.json").read_text()))
-lesson.figure("Number and colour: a rank. TP cuts `up` by rows of its tensor and `down` by columns, and leaves attention "
+lesson.figure("Number and colour: a rank; grey: several have it. TP cuts `up` by rows of its tensor and `down` by columns, and leaves attention "
               "whole. On the mesh FSDP cuts the rows of these pieces once more, and those of attention. A pipeline cuts "
               "no weight: block 0 is rank 0's, block 3 rank 3's.")
 
@@ -449,10 +444,10 @@ lesson.figure("Number and colour: a rank. TP cuts `up` by rows of its tensor and
 # !python -m course.one_process --ranks 4 --updates {updates} mine/train_gpt.py --strategy fsdp_tp --parts torch {small}
 
 # %% [markdown]
-# **Experts.** In a *mixture of experts* each token goes through a few of many MLPs, and the ranks of a group share them.
-# An expert's gradient then holds the tokens of its whole group already: its copies are to be **added up and divided by
-# the number of all ranks**, as any other gradient. A mean over the copies alone is as many times too large as the group
-# has ranks: [Megatron-LM, PR 5956](https://github.com/NVIDIA/Megatron-LM/pull/5956). FSDP2 has
+# **Experts.** In a *mixture of experts* each token goes through a few of many MLPs, and the ranks of a group share
+# them. An expert's gradient then holds the tokens of its whole group already: its copies are to be **added up and
+# divided by the number of all ranks**, as any other gradient. A mean over the copies alone is as many times too large
+# as the group has ranks: [Megatron-LM, PR 5956](https://github.com/NVIDIA/Megatron-LM/pull/5956). FSDP2 has
 # [`set_gradient_divide_factor`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) for it. This
 # lesson has not run one.
 #
@@ -463,12 +458,13 @@ lesson.figure("Number and colour: a rank. TP cuts `up` by rows of its tensor and
 #
 # ## Under the budget
 #
-# Back to the 32 MB, the 2 crops of 256 bytes and the four ranks. Choose a strategy, a width (a multiple of 16), a number
-# of layers and of micro-batches. One process with the widest model that fits is the score to beat.
+# Back to the 32 MB, the 2 crops of 256 bytes and the four ranks. Choose a strategy, a width (a multiple of 16), a
+# number of layers and of micro-batches. The score to beat is one process, with the widest model that fits in 2
+# micro-batches.
 
 # %%
 my_run = None  # such as "--strategy tensor --width 160 --layers 4 --micro-batches 1"
-alone = "--width 128"
+alone = "--width 144 --micro-batches 2"
 
 # %%
 course_s = "--strategy pipe --width 256 --layers 4 --micro-batches 2"
@@ -491,11 +487,11 @@ lesson.predictions()
 # %% [markdown]
 # ## What to remember
 #
-# 1. Tensor parallelism cuts each multiplication. Forward has an all-reduce behind the second matrix, backward one before
-#    the first: without it the loss falls, and it is another training.
-# 2. TP sends activations in each block, DDP gradients once per update. Few tokens and fast links are for TP, many tokens
-#    for DDP.
-# 3. A micro-batch saves memory with every strategy. A pipeline needs many, and 1F1B keeps no more of them than there are
-#    ranks.
+# 1. Tensor parallelism cuts each multiplication. Forward has an all-reduce behind the second matrix, backward one
+#    before the first: without it the loss falls, and it is another training.
+# 2. TP sends activations in each block, DDP gradients once per update. Few tokens and fast links are for TP, many
+#    tokens for DDP.
+# 3. A micro-batch saves memory with every strategy. A pipeline needs many, and 1F1B keeps no more of them than there
+#    are ranks.
 #
 # **Next:** [15 · Communicate less](15_talk_less.ipynb). What if the link between two nodes is slow?

@@ -45,7 +45,7 @@ from pathlib import Path
 from course import dial, one_process
 from lessons.l16_language_model import check, show
 
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank: a process computes on one core
+os.environ |= {"OMP_NUM_THREADS": "1", "EVERY": "10"}  # one thread per rank; EVERY divides the updates: lesson 15
 live = "results/live/16"
 
 # %% tags=["parameters"]
@@ -65,8 +65,8 @@ tries = 3  # of the course's own, under the budget
 # vocabulary has 256 entries. Its text is the manual that comes with Python, nearly half a million bytes; the last tenth
 # is held out. An update draws some places in the text, and reads 65 bytes from each: a **crop**.
 #
-# Not every byte of a crop is a **target**, one that the model learns to predict. In exam text A, a crop ends with its
-# paragraph: what stands behind a blank line belongs to something else, and is padding.
+# Not every byte of a crop is a **target**, one that the model learns to predict. In exam version A, a crop ends with
+# its paragraph: what follows a blank line belongs to something else, and is padding.
 #
 # **Predict.** What is the loss before the first update? An untrained model gives all 256 bytes about the same
 # probability. The loss is minus the natural logarithm of the probability of the right one.
@@ -76,7 +76,7 @@ my_first_loss = None
 
 # %%
 # !torchrun --nproc_per_node=1 lessons/l16_language_model/text_a.py --updates 0 {options} > {live}_before.txt
-# !cat {live}_before.txt
+# !head -1 {live}_before.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 before = Path(f"{live}_before.txt").read_text()
@@ -85,17 +85,17 @@ lesson.predicted(my_first_loss, show.reports(before)[0][1], what="loss before th
 # %% [markdown]
 # ## The exam
 #
-# Here is the program, in one process. The ranks have met already. Delete the first line of `train`, and change what must
-# change. One demand holds:
+# Here is the program, in one process. The process group exists already. Delete the first line of `train`, and change
+# what must change. One demand holds:
 #
-# > On any number of ranks your program trains what one process trains, and says the same.
+# > On any number of ranks your program trains what one process trains, and prints the same.
 #
 # On the command line, `--batch` counts the crops per update of all ranks together, and `--accumulate` the micro-batches
 # of each rank. Both fit: `--batch` is a multiple of ranks times micro-batches.
 #
-# The check runs your `train` on 2, 3 and 1 ranks with a small text in float64, beside the program as it stands here, and
-# compares each update. Rounding is tiny there: a loss that is off by 0.01 % is a mistake. It takes half a minute, and
-# names one mistake at a time. Where its message names a note, the note says why. Use DDP first.
+# The check runs your `train` on 2, 3 and 1 ranks with a small text in float64, beside the program as it stands here,
+# and compares each update. Rounding is tiny there: a loss that is off by 0.01 % is a mistake. It takes half a minute,
+# and names one mistake at a time. Where its message names a note, the note says why. Use DDP first.
 
 # %%
 # %%mine gpt_ranks.py
@@ -158,10 +158,10 @@ check.ddp("mine/gpt_ranks.py")
 # check.ddp.solution()
 
 # %% [markdown]
-# <details><summary>Another class has had text A?</summary>
+# <details><summary>Another class has had version A?</summary>
 #
-# [Text B](../lessons/l16_language_model/text_b.py) takes its place: copy it into the cell, keep `%%mine gpt_ranks.py` as
-# its first line. The check sees which text it is.
+# [Version B](../lessons/l16_language_model/text_b.py) takes its place: copy it into the cell, keep `%%mine
+# gpt_ranks.py` as its first line. The check sees which version it is.
 #
 # </details>
 #
@@ -172,14 +172,14 @@ check.ddp("mine/gpt_ranks.py")
 # Now the real model and the real text, still in float64. Beside it runs one with a deliberate mistake: each rank
 # takes the mean over **its own** targets, and DDP takes the mean of these means.
 #
-# **Predict.** How far are the weights of the program with the mistake from those of one process after the last update, in
-# percent of their norm: about 0.01, about 1, or about 100?
+# **Predict.** How far are the weights of the program with the mistake from those of one process after the last update,
+# in percent of their norm: about 0.01, about 1, or about 100?
 
 # %%
 my_distance = None  # 0.01, 1 or 100
 
 # %%
-program = check.ddp.file or "lessons/l16_language_model/solution.py"
+program = check.ddp.file or check.OURS
 wrong = check.write_mean_of_means(f"{live}_mean_of_means.py")
 given = f"--updates {few} --report {few} --write 1 {options}".split()
 distances = {}
@@ -198,9 +198,7 @@ lesson.predicted(my_distance, nearest, what="distance of the wrong program")
 
 # %% [markdown]
 # The ranks of the wrong program are *one* model: a comparison of ranks with each other finds nothing. Only the
-# numbers of one process do. `check.note()` lists what the course has to say about each decision of
-# the exam. The same program for GPUs, bf16 and real use is
-# [minimal_gpt_ddp.py](../examples/minimal_gpt_ddp.py).
+# numbers of one process do. `check.note()` lists what the course has to say about each decision of the exam.
 #
 # ## It learns words
 
@@ -224,8 +222,8 @@ print(show.written(Path(f"{live}_after.txt").read_text()))
 # %% [markdown]
 # ## The exam, second part: FSDP2
 #
-# A model that does not fit on one rank is sharded. Where `args.fsdp` is true, `fully_shard` takes each block of the
-# model, then the model, in the place of DDP. Extend your file. The same demand holds.
+# A model that does not fit on one rank is sharded. Where `args.fsdp` is true, the model is sharded with `fully_shard`,
+# and not wrapped in DDP. Extend your file. The same demand holds.
 
 # %%
 check.fsdp("mine/gpt_ranks.py")
@@ -233,11 +231,13 @@ check.fsdp("mine/gpt_ranks.py")
 # check.fsdp.solution()
 
 # %%
-sharded = check.fsdp.file or "lessons/l16_language_model/solution.py"
+sharded = check.fsdp.file or check.OURS
 _, many = one_process.compare(sharded, ["--fsdp", *given], [ranks], few)
 print(f"FSDP2 ({check.fsdp.whose}): {many}")
 
 # %% [markdown]
+# The same program for GPUs, bf16 and real use is [minimal_gpt_ddp.py](../examples/minimal_gpt_ddp.py).
+#
 # ## A strategy under a budget
 #
 # From here on you have a rank with little memory: **12 MB** of tensors between two updates. The program is
@@ -268,10 +268,8 @@ lesson.table(show.board(mine, budget, tokens))
 # %% [markdown]
 # What the course has tried stands below. Try three times before you look.
 
-# %%
-course = [("ddp", "--width 160 --layers 2"), ("zero", "--width 192 --layers 2"), ("fsdp", "--width 224 --layers 2")]
-there = [each for each in course if any(Path(folder, f"{each[0]}.py").exists() for folder in ("mine", "lessons/start/ours"))]
-for strategy, its_options in there[:tries]:
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+for strategy, its_options in show.COURSE_TRIES[:tries]:
     ours.append(show.attempt(strategy, its_options, fixed, ranks, f"{live}_memory"))
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -281,14 +279,14 @@ lesson.figure("Each bar is a training: between two updates, one rank keeps so mu
 lesson.table(show.board(mine + ours, budget, tokens))
 
 # %% [markdown]
-# Between two updates a rank of DDP keeps weights, gradients and Adam's two values for every parameter: 16 bytes each. Who
-# shards them keeps less per parameter, and may have a wider model for the same bytes. The worst moment within an update
-# has activations and buffers, too: `step_memory.most` counts it, and `--micro-batches` lowers it.
+# Between two updates a rank of DDP keeps weights, gradients and Adam's two values: 4 · 4 = 16 bytes per parameter. A
+# rank that shards them keeps less per parameter, and may have a wider model for the same bytes. The worst moment within
+# an update has activations and buffers, too: `step_memory.most` counts it, and `--micro-batches` lowers it.
 #
 # ## Tokens per second
 #
-# Your ranks exist to be faster than one process. Are they? Your DDP program and the one process of the beginning take turns,
-# with 96 crops per update, on networks of different speeds. An update sends 1.7 MB of gradients.
+# Your ranks exist to be faster than one process. Are they? Your DDP program and the one process of the beginning take
+# turns, with 96 crops per update, on networks of different speeds. An update sends 1.7 MB of gradients.
 #
 # **Predict.** On which of these networks do your ranks reach more tokens per second than one process?
 
@@ -297,23 +295,23 @@ my_networks = None  # a list of "20mbit", "300mbit" and "none", which is no limi
 
 # %%
 why = dial.missing()  # None where this machine has a dial, else a line that says why not
-rates = "none" if why else rates
-# !torchrun --nproc_per_node={ranks} lessons/l16_language_model/token_speed.py --program {program} \
-#     --rates {rates} --rounds {rounds} --out {live}_speed.json
-speed = json.loads(Path(f"{live}_speed.json").read_text())
+run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
+# !{run} torchrun --nproc_per_node={ranks} lessons/l16_language_model/token_speed.py --program {program} \
+#     --rates {rates} --rounds {rounds} --out {folder}/16_speed.json
+speed = json.loads(Path(f"{folder}/16_speed.json").read_text())
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.speedup_by_network(speed, check.ddp.whose)
-lesson.figure("Tokens per second of the ranks, in those of one process. A dot is a pair of rounds, the bar the interval of "
+lesson.figure("Speed-up: tokens per second of the ranks ÷ one process. A dot is a pair of rounds, the bar the interval of "
               "their median. Left of the dotted line one process is faster.")
 lesson.predicted(my_networks, show.where_faster(speed), what="where the ranks are faster")
 lesson.table(show.speeds(speed))
-lesson.verdict(show.sentence(speed) + (f" Other networks are missing here: {why}." if why else ""))
+lesson.verdict(show.sentence(speed) + (" Recorded." if why else ""))
 
 # %% [markdown]
 # Two ranks halve the computing and add the messages. Where these take longer than what was saved, one process wins.
-# Larger micro-batches, fewer bytes ([15](15_talk_less.ipynb)) or a faster network move the border; a larger model moves
-# both sides.
+# More crops per update, fewer bytes ([15](15_talk_less.ipynb)) or a faster network help the ranks. A larger model has
+# more of both, computing and bytes.
 
 # %%
 lesson.predictions()
@@ -324,8 +322,7 @@ lesson.predictions()
 # 1. All ranks draw alike and take different shares. Each target of an update weighs the same: sum, and divide by the
 #    number of all.
 # 2. Average, then clip, then update, then step the schedule: once per update each. Only the last micro-batch sends.
-# 3. Adam and a smooth curve hide mistakes, and ranks that agree with each other may all be wrong. Compare numbers with one
-#    process on the same tokens.
+# 3. Ranks that agree with each other may all be wrong. Compare numbers with one process, on the same tokens.
 #
 # **This was the last lesson.** Take your own training program, and do the same with it: first one process and its
 # numbers, then ranks, then the [doctor](../doctor/README.md). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) helps when a

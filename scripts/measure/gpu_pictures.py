@@ -40,7 +40,8 @@ def kind(name: str) -> str:
 def trace(events: list[dict], title: str):
     """A lane of what Python calls and one of what the GPU computes, from a Chrome trace."""
     kernels = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    launches = [each for each in events if each.get("cat") == "cuda_runtime" and "Launch" in each["name"]]
+    launches = [each for each in events
+                if each.get("cat") in ("cuda_runtime", "cuda_driver") and "Launch" in each["name"]]
     start = min(each["ts"] for each in kernels + launches)
     colours = {"matrix products": COLOURS[0], "attention": COLOURS[1], "optimizer": COLOURS[2], "all else": GREY}
     fig, ax = plt.subplots(figsize=(14, 4))

@@ -93,7 +93,7 @@ class MyFSDP(nn.Module):
         unit = self.units[number]
         if all(each.grad is not None for each in unit.parameters):
             unit.free()
-            self.finish()  # one message at a time: each holds a unit's gradients
+            self.finish()  # one reduce-scatter at a time: each holds a unit's gradients
             gradients, piece = unit.pack([each.grad for each in unit.parameters]), torch.empty_like(unit.shard)
             for each in unit.parameters:
                 each.grad = None

@@ -1,4 +1,5 @@
-"""A pipeline whose ranks work in the order 1F1B: one forward, one backward (Narayanan et al. 2019, PipeDream).
+"""A pipeline whose ranks work in the order 1F1B: one forward, one backward (PipeDream-Flush: Narayanan et
+al. 2021, arXiv:2006.09503).
 
     torchrun --nproc_per_node=4 mine/train_gpt.py --strategy pipe --parts ours --micro-batches 8
 """

@@ -11,7 +11,7 @@ RANKS_PER_NODE = int(os.environ.get("RANKS_PER_NODE", "2"))
 
 def parallelize(model, make_optimizer):
     shape = dist.get_world_size() // RANKS_PER_NODE, RANKS_PER_NODE
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards"))
+    mesh = init_device_mesh(next(model.parameters()).device.type, shape, mesh_dim_names=("copies", "shards"))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
