@@ -316,9 +316,6 @@ MISTAKES = {
     "The gradients of the micro-batches added up as if each were a whole update: the gradient is as many times too "
     'large. More: `check.note("loss")`.': {MICRO: "loss_of(wrapped, part, targets_of(part))",
                                            BACKWARD: "micro.backward()"},
-    "The clip came before the average: each micro-batch was clipped on its own rank. Clip once per update, after the "
-    'last backward, when the gradient is the mean of all. More: `check.note("clip")`.':
-        {BACKWARD: f"{BACKWARD}\n            nn.utils.clip_grad_norm_(model.parameters(), args.clip)", CLIP: ""},
     'The clip is gone. It belongs behind the last backward, once per update. More: `check.note("clip")`.': {CLIP: ""},
     "The schedule counts micro-batches. It counts updates: call schedule.step() once after optimizer.step().":
         {STEP: "        for _ in range(args.accumulate):\n            schedule.step()\n"},
@@ -356,6 +353,9 @@ ddp = Exam(
      "Then clip, step, schedule. Validate: sum over held_out[rank::ranks], all_reduce, divide by all targets. "
      "Rank 0 prints the all-reduced loss, and saves model.state_dict(), not wrapped's."),
     MISTAKES | {
+        "The clip came before the average: each micro-batch was clipped on its own rank. Clip once per update, after "
+        'the last backward, when the gradient is the mean of all. More: `check.note("clip")`.':
+            {BACKWARD: f"{BACKWARD}\n            nn.utils.clip_grad_norm_(model.parameters(), args.clip)", CLIP: ""},
         "No backward was synchronised: the last micro-batch, too, ran under no_sync(). It must run outside, and then "
         'sends what all have added up. More: `check.note("no_sync")`.': {SYNC: "if args.fsdp"},
         "no_sync() is the wrong way round: the last micro-batch ran under it, and its gradients were never averaged. "
