@@ -125,7 +125,8 @@ class _Group:
             if process.exitcode:
                 status = process.exitcode
                 how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-                why = (f"gloo ends a process whose call does not fit those of the others, in size too. {SAME_CALLS}."
+                why = (f"gloo ends a process whose call does not fit those of the others, in size too. {SAME_CALLS}. "
+                       "A tensor whose memory was given back ends it, too."
                        if status < 0 else "Does your function leave the process?")
                 self.outcome = Ended(f"The process of rank {rank} died ({how}). {why}", "died")
                 return

@@ -366,7 +366,8 @@ def fsdp_cases(step, ranks):
     if step == 1:
         return
     for rank, seen in enumerate(ranks):
-        yield Case(seen["output"], True, f"{on}: the output of rank {rank} is not that of the whole model.")
+        yield Case(seen["output"], True, f"{on}: the output of rank {rank} is not that of the whole model. Are a "
+                   "block's weights there when it computes? gather() only begins; work.wait() waits.")
         yield from placed(on, rank, seen["during"])
         yield Case(seen["after"], [0], f"{on}: after forward units {seen['after']} have memory on rank {rank}. Unit 0 "
                    "alone is to stay, until backward has used it.")
@@ -381,7 +382,9 @@ def fsdp_cases(step, ranks):
                    f"{rank}. Its own part, in shard.grad, is all it needs.")
         yield from placed(on, rank, seen["backward"])
         yield Case(seen["left"], [], f"{on}: after finish() units {seen['left']} have memory on rank {rank}.")
-        yield Case(updates, [0.0] * 3, f"{on}: after {wrong} rank {rank} has not the weights of one process.")
+        must = ("It clips to a norm of 0.05 with clip_grad_norm_." if step == 5 else
+                "It has the mean over the ranks, and the sum over micro-batches since zero_grad().")
+        yield Case(updates, [0.0] * 3, f"{on}: after {wrong} rank {rank} has not the weights of one process. {must}")
         yield Case(max(seen["bytes"], 1), 1, f"{on}: rank {rank} sent {seen['bytes']:.2f} times the bytes of two "
                    "gathers of each block, one of unit 0, and one reduce-scatter of all.")
 
@@ -412,7 +415,7 @@ pieces = Step(
     "Between two uses a rank keeps its shard alone, and whole() brings all weights back.",
     ("A tensor's memory is its untyped_storage(). Views share it. What does `resize_` do to it?",
      "free: the storage of `self.flat` gets 0 bytes. gather: where it has none it gets `self.bytes`, and then the "
-     "shards of all ranks are gathered into `self.flat`.",
+     "shards of all ranks are gathered into `self.flat`. A collective takes `self.shard.detach()`.",
      "`self.flat.untyped_storage().resize_(0)`; and `self.work = all_gather_single(self.flat, self.shard.detach(), "
      "async_op=True)`."),
     {"free() must give the memory back: the views keep their shapes, and the storage gets 0 bytes.":
@@ -469,8 +472,8 @@ clip = Step(
     "The norm is that of the whole gradient, on all ranks the same, for one all-reduce of one number.",
     ("Each rank has a part of the gradient. What do the ranks know together of its length?",
      "The square of a length is the sum of the squares of its parts. Which collective adds up over the ranks?",
-     "`squares = sum(shard.grad.square().sum() for shard in self.shards)`, `dist.all_reduce(squares)`, then the factor "
-     "from `squares.sqrt()`."),
+     "`squares = sum(shard.grad.square().sum() for shard in self.shards)`, `dist.all_reduce(squares)`. The factor is "
+     "`(max_norm / (squares.sqrt() + 1e-6)).clamp(max=1)`, as in clip_grad_norm_."),
     {"Each rank has clipped by the norm of its own shards, so each by another factor. The norm is that of all.":
          OwnNorm,
      "A norm is no sum of norms: add up squares, then take the root.":
@@ -494,7 +497,8 @@ def my_choice():
     hint=("Halving what a rank computes at one time nearly halves the activations, and sends everything once more.",
           "A recomputed block keeps its input alone. Try a number of micro-batches, then the fewest blocks with which "
           "it fits.",
-          "Look at the curves: each point below the line fits. Of those, which has no cheaper neighbour that fits?"),
+          "The next cell draws all choices: each point below the line fits. Of those, which has no cheaper neighbour "
+          "that fits?"),
     mistakes={
         "Recomputing alone leaves the whole batch's logits and one block's activations: make the micro-batches "
         "smaller, too.": lambda: (1, 4),

@@ -164,8 +164,9 @@ print(f"MyZero ({check.zero.whose}) keeps {step_memory.kept(curves['MyZero']) / 
 # ### Step 1: gather and free
 #
 # A tensor and its views share one storage: `tensor.untyped_storage()`. Its `resize_(0)` gives the memory back, and the
-# views keep their shapes. Write `gather`, which only **begins** (`async_op=True`) if the unit has no memory, and
-# `free`. (FSDP2 calls them *unshard* and *reshard*.)
+# views keep their shapes. Write `free`, and `gather`: if the unit has no memory, it gets it back, and the all-gather
+# **begins** (`async_op=True`). Nobody waits here. A collective takes no `nn.Parameter`, but its `detach()`. FSDP2 calls
+# the two *reshard* and *unshard*.
 
 # %%
 # %%mine fsdp.py
@@ -488,8 +489,8 @@ print(one_process.compare("mine/train_gpt.py", f"{small} --strategy lessons.l13_
 
 
 # %% [markdown]
-# No rank fails, and it is another training. Write it right, in `MyFSDP`. (`clip_grad_norm_` does it itself where
-# gradients are DTensors.)
+# No rank fails, and it is another training. Write it right, in `MyFSDP`: with the same factor, `1e-6` included, as one
+# process's `clip_grad_norm_` has it. That function does it itself where gradients are DTensors.
 
 # %%
 # %%mine fsdp.py MyFSDP
