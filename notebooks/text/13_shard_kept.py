@@ -8,7 +8,7 @@
 #         rates: 300mbit none
 #         rounds: 6
 #       seconds: 60
-#     seconds: 210
+#     seconds: 240
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -7,7 +7,7 @@
 #         updates: 16
 #         rounds: 6
 #       seconds: 60
-#     seconds: 150
+#     seconds: 160
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
