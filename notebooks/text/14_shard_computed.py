@@ -481,6 +481,10 @@ long = f"{task} --updates {tokens // 512} --report {tokens // 512}"
 lesson.table([show.score(name, f"results/live/14_{file}", BUDGET)
               for name, file in (("one process", "alone"), ("your run" if my_run else "the course's run", "budget"))])
 
+# %% [markdown]
+# This is one seed. In so short a training seeds differ by more than two neighbouring widths do: train with `--seed 1` and
+# `--seed 2`, too, and compare the medians, before you believe a difference.
+
 # %%
 lesson.predictions()
 
