@@ -102,6 +102,9 @@ def main() -> None:
         Path(args.out).mkdir(parents=True, exist_ok=True)
     path = Path(args.out, f"{os.environ.get('RANK', 0)}.json")
     path.unlink(missing_ok=True)
+    for earlier in Path(args.out).glob("*.json"):  # of a run with more ranks
+        if earlier.stem.isdecimal() and int(earlier.stem) >= int(os.environ.get("WORLD_SIZE", 1)):
+            earlier.unlink(missing_ok=True)
     depth, ends = 0, 0
 
     def begins(*_):

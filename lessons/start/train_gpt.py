@@ -20,7 +20,7 @@ these, the program uses it:
 """
 
 import argparse
-import importlib
+import importlib.util
 import os
 import sys
 from contextlib import nullcontext
@@ -60,10 +60,15 @@ from examples.minimal_gpt import GPT, HEADS, loss_of, rate, read_text, validate,
 torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
 rank, world_size, args.device = join()
 if args.width % HEADS or min(vars(args)[name] for name in ("batch", "micro_batches", "width", "layers", "context",
-                                                           "updates", "report")) < 1:
-    parser.exit(2, f"--width must be a multiple of {HEADS}, and all numbers at least 1\n")
+                                                           "updates", "report")) < 1 or args.lr <= 0:
+    parser.exit(2, f"--width must be a multiple of {HEADS}, all whole numbers at least 1, and --lr above 0\n")
 if args.text and not (os.path.isfile(args.text) and os.path.getsize(args.text) > 10 * args.context):
     parser.exit(2, f"--text {args.text} is not a file of more than {10 * args.context} bytes\n")
+
+if args.save and (os.path.isdir(args.save) or not os.path.isdir(os.path.dirname(args.save) or ".")):
+    parser.exit(2, f"--save {args.save} must be a file in a folder that is there\n")
+if world_size > 1 and not (args.strategy and importlib.util.find_spec(args.strategy)):
+    parser.exit(2, f"--strategy {args.strategy}: there is no {args.strategy}.py in {', '.join(sys.path[:2])}\n")
 
 learnt, held_out = read_text(args)
 torch.manual_seed(args.seed)  # the same first weights on all ranks
