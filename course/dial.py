@@ -32,7 +32,7 @@ import socket
 import statistics
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -65,8 +65,8 @@ def bits(text: str) -> float:
 
 
 def words(rate: str) -> str:
-    """"150 Mbit/s" of 150mbit, for a picture."""
-    return f"{rate[:-4]} {rate[-4:-3].upper().replace('K', 'k')}bit/s"
+    """"150 Mbit/s" of 150mbit, "no limit" of none, for a picture."""
+    return "no limit" if rate == "none" else f"{rate[:-4]} {rate[-4:-3].upper().replace('K', 'k')}bit/s"
 
 
 def rates(world_size: int, rate: str | None, nodes: str | None = None, between: str | None = None,
@@ -237,6 +237,27 @@ def pace(rate: str | None, nodes: str | None = None, between: str | None = None,
         dial.find(distributed_c10d._get_default_store(), dial.rank, range(dial.world_size))
         distributed_c10d._new_process_group_helper = _new_group
     dial.turn()
+
+
+def check_rates(rates: Sequence[str]) -> None:
+    """For a program that paces its ranks at each of them; "none" is no limit. ValueError, one line, for what is no
+    rate; OSError, one line, where a limit is asked for and this machine has no dial."""
+    for rate in rates:
+        if rate != "none":
+            bits(rate)
+    if list(rates) != ["none"] and (reason := missing()):
+        raise OSError(reason)
+
+
+def rounds(rates: Sequence[str], programs: Mapping[Hashable, Callable[[], object]], count: int) -> dict[str, dict]:
+    """{rate: {name: what the program returned in each round}}: at one rate after the other the programs take turns. All
+    ranks call it. The only rate "none" needs no dial."""
+    results = {}
+    for rate in rates:
+        if list(rates) != ["none"]:
+            pace(None if rate == "none" else rate)
+        results[rate] = timing.interleave(programs, count)
+    return results
 
 
 def counted() -> list[int]:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from course import dial, rank_program, shortcuts
 from course.on_ranks import theirs_or_ours
 from course.sent import Sent
-from course.timing import interleave, slowest, timed
+from course.timing import slowest, timed
 from course.train_step import TrainStep
 from lessons.l06_ddp.solution import MeanGradients, OneMessage, Overlapped
 from lessons.start.ours.all_reduce import all_reduce
@@ -51,12 +51,9 @@ def measure(args, classes, ring):
             with Sent() as sent:
                 training.update()
         all_reduces[way] = len(calls) or sent.calls.total()
-    rounds = {}
-    for rate in args.rates:
-        if args.rates != ["none"]:
-            dial.pace(None if rate == "none" else rate)
-        programs = {way: partial(timed, training.update, args.updates, CPU) for way, training in trainings.items()}
-        rounds[rate] = {way: slowest(seconds) for way, seconds in interleave(programs, args.rounds).items()}
+    programs = {way: partial(timed, training.update, args.updates, CPU) for way, training in trainings.items()}
+    rounds = {rate: {way: slowest(seconds) for way, seconds in each.items()}
+              for rate, each in dial.rounds(args.rates, programs, args.rounds).items()}
     return {"parameters": sum(each.numel() for each in trainings["alone"].model.parameters()), "batch": BATCH,
             "whose": {f"step {step}": whose for step, (_, whose) in classes.items()}, "all_reduces": all_reduces,
             "rounds": rounds}
@@ -72,11 +69,7 @@ def main():
         placement = launch.find_placement("cpu", "gloo")
         if placement.world_size < 2:
             raise ValueError("this compares ranks: start two, torchrun --nproc_per_node=2")
-        for rate in args.rates:
-            if rate != "none":
-                dial.bits(rate)
-        if args.rates != ["none"] and (why := dial.missing()):
-            raise OSError(why)
+        dial.check_rates(args.rates)
         files.check_output("--out", args.out)
         classes = {step: theirs_or_ours(Path(f"results/live/06_step_{step}/my_ddp.py"), "MyDDP", ours)
                    for step, ours in STEPS.items()}

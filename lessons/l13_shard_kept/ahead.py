@@ -16,9 +16,9 @@ import torch
 
 from course import dial, rank_program
 from course.on_ranks import theirs_or_ours
-from course.timing import interleave, slowest, timed
-from examples.minimal_gpt import GPT, loss_of
+from course.timing import slowest, timed
 from lessons.l13_shard_kept.solution import WhenNeeded
+from lessons.start.gpt_step import GPTStep
 from lessons.start.ours.fsdp import MyFSDP
 from trainer import files, launch
 from trainer.options import positive
@@ -26,21 +26,12 @@ from trainer.options import positive
 STEPS = {"when needed": (3, WhenNeeded), "one block ahead": (4, MyFSDP)}
 
 
-class Training:
-    def __init__(self, wrap, args):
-        torch.manual_seed(0)
-        model = GPT(args.context, args.width, args.layers)
-        self.windows = torch.randint(256, (args.batch, args.context + 1))
-        self.parameters = sum(each.numel() for each in model.parameters())
-        self.model = wrap(model, model.blocks) if wrap else model
-        self.optimizer = torch.optim.AdamW(self.model.shards if wrap else model.parameters())
-
-    def update(self):
-        self.optimizer.zero_grad()
-        loss_of(self.model, self.windows).backward()
-        if hasattr(self.model, "finish"):
-            self.model.finish()
-        self.optimizer.step()
+def strategy(wrap):
+    """parallelize() with that class in the place of MyFSDP."""
+    def parallelize(model, make_optimizer):
+        parallel = wrap(model, model.blocks)
+        return parallel, make_optimizer(parallel.shards)
+    return parallelize
 
 
 def main():
@@ -56,25 +47,20 @@ def main():
         placement = launch.find_placement("cpu", "gloo")
         if placement.world_size < 2:
             raise ValueError("this compares ranks: start two, torchrun --nproc_per_node=2")
-        for rate in args.rates:
-            if rate != "none":
-                dial.bits(rate)
-        if args.rates != ["none"] and (why := dial.missing()):
-            raise OSError(why)
+        dial.check_rates(args.rates)
         files.check_output("--out", args.out)
         classes = {name: theirs_or_ours(Path(f"results/live/13_step_{step}/fsdp.py"), "MyFSDP", ours)
                    for name, (step, ours) in STEPS.items()}
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
-        trainings = {"alone": Training(None, args)} | {name: Training(cls, args) for name, (cls, _) in classes.items()}
+        strategies = {"alone": None} | {name: strategy(wrap) for name, (wrap, _) in classes.items()}
+        trainings = {name: GPTStep(args.batch * placement.world_size, args.context, args.width, args.layers, each)
+                     for name, each in strategies.items()}
         for training in trainings.values():
             training.update()
-        rounds = {}
-        for rate in args.rates:
-            if args.rates != ["none"]:
-                dial.pace(None if rate == "none" else rate)
-            programs = {name: partial(timed, each.update, 2, placement.device) for name, each in trainings.items()}
-            rounds[rate] = {name: slowest(times) for name, times in interleave(programs, args.rounds).items()}
+        programs = {name: partial(timed, each.update, 2, placement.device) for name, each in trainings.items()}
+        rounds = {rate: {name: slowest(seconds) for name, seconds in each.items()}
+                  for rate, each in dial.rounds(args.rates, programs, args.rounds).items()}
     if placement.rank == 0:
         rank_program.write_json(args.out, rank_program.measured_on(placement) | {
             "parameters": trainings["alone"].parameters, "whose": {name: whose for name, (_, whose) in classes.items()},

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from course import rank_program
 from course.step_memory import last_update, most
-from examples.minimal_gpt import GPT, loss_of
+from lessons.start.gpt_step import GPTStep
 from lessons.start.ours.fsdp import parallelize
 from trainer import files, launch
 from trainer.options import positive
 
-CONTEXT, WIDTH, LAYERS, CROPS = 64, 128, 4, 24  # of train_gpt.py on two ranks
+CONTEXT, WIDTH, LAYERS, BATCH = 64, 128, 4, 48  # of train_gpt.py
 MICRO_BATCHES = 1, 2, 4
 
 
@@ -32,17 +32,14 @@ def recompute(model, count):
 
 def measured(micro_batches, recomputed):
     """Bytes at the worst moment of the last of three updates."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
-        model = GPT(CONTEXT, WIDTH, LAYERS)
+    def strategy(model, make_optimizer):
         recompute(model, recomputed)
-        parallel, optimizer = parallelize(model, torch.optim.AdamW)
-        windows = torch.randint(256, (CROPS, CONTEXT + 1))
+        return parallelize(model, make_optimizer)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
+        training = GPTStep(BATCH, CONTEXT, WIDTH, LAYERS, strategy, micro_batches)
         for _ in range(3):
-            optimizer.zero_grad()
-            for part in windows.chunk(micro_batches):
-                (loss_of(parallel, part) / micro_batches).backward()
-            parallel.finish()
-            optimizer.step()
+            training.update()
     return most(last_update(recorder.profiler.kineto_results.events()))
 
 

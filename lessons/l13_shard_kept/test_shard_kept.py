@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from course import one_process, step_memory
+from examples.minimal_gpt import GPT, loss_of
 from lessons.l13_shard_kept import ahead, check, fit
 from tests import runner
 
@@ -63,12 +64,12 @@ def test_the_choice(tmp_path, monkeypatch):
 
 def test_recomputed_blocks_have_the_same_gradients():
     torch.manual_seed(0)
-    model, windows = fit.GPT(8, 16, 2), torch.randint(256, (3, 9))
+    model, windows = GPT(8, 16, 2), torch.randint(256, (3, 9))
     gradients = []
     for count in (0, 2):
         fit.recompute(model, count)
         model.zero_grad()
-        fit.loss_of(model, windows).backward()
+        loss_of(model, windows).backward()
         gradients.append([each.grad.clone() for each in model.parameters()])
     assert all(map(torch.equal, *gradients))
 

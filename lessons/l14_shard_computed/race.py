@@ -25,37 +25,12 @@ import torch.distributed as dist
 
 from course import dial, rank_program, shortcuts
 from course.lesson import ROOT
-from course.timing import interleave, slowest, timed
-from examples.minimal_gpt import GPT, loss_of
+from course.timing import slowest, timed
+from lessons.start.gpt_step import GPTStep
 from trainer import files, launch
 from trainer.options import positive
 
 CPU, DRAWN = torch.device("cpu"), 5  # updates, of which the fastest is drawn
-
-
-class Training:
-    """A strategy at work on crops of random bytes."""
-
-    def __init__(self, strategy, args):
-        torch.manual_seed(0)
-        model = GPT(args.context, args.width, args.layers)
-        self.parameters, self.micro_batches = sum(each.numel() for each in model.parameters()), args.micro_batches
-        self.parallel, self.optimizer = importlib.import_module(strategy).parallelize(
-            model, partial(torch.optim.AdamW, lr=1e-3))
-        which, shares = getattr(self.parallel, "share", (dist.get_rank(), dist.get_world_size()))
-        self.windows = torch.randint(256, (args.batch, args.context + 1))[which::shares]
-
-    def update(self):
-        self.optimizer.zero_grad()
-        getattr(self.parallel, "backward", self.backward)(self.windows, self.micro_batches)
-        getattr(self.parallel, "finish", lambda: None)()
-        self.optimizer.step()
-
-    def backward(self, windows, micro_batches):
-        for number, part in enumerate(windows.chunk(micro_batches), 1):
-            quiet = number < micro_batches and hasattr(self.parallel, "no_sync")
-            with self.parallel.no_sync() if quiet else contextlib.nullcontext():
-                (loss_of(self.parallel, part) / micro_batches).backward()
 
 
 def measured(update, updates):
@@ -98,17 +73,15 @@ def begin(run):
 
 
 def measure(args):
-    trainings = {name: Training(name, args) for name in args.strategies}
+    trainings = {name: GPTStep(args.batch, args.context, args.width, args.layers,
+                               importlib.import_module(name).parallelize, args.micro_batches)
+                 for name in args.strategies}
     for training in trainings.values():
         for _ in range(3):  # DDP makes its buckets anew after its first update
             training.update()
     rounds, cpu, faults = {}, {}, {}
-    for rate in args.rates:
-        if args.rates != ["none"]:
-            dial.pace(None if rate == "none" else rate)
-        programs = {name: partial(measured, training.update, args.updates)
-                    for name, training in trainings.items()}
-        results = interleave(programs, args.rounds)
+    programs = {name: partial(measured, training.update, args.updates) for name, training in trainings.items()}
+    for rate, results in dial.rounds(args.rates, programs, args.rounds).items():
         rounds[rate], cpu[rate], faults[rate] = {}, {}, {}
         for name, each in results.items():
             sums = torch.tensor(each, dtype=torch.float64)
@@ -136,11 +109,7 @@ def main():
         placement = launch.find_placement("cpu", "gloo")
         if placement.world_size < 2:
             raise ValueError("this compares ranks: start two, torchrun --nproc_per_node=2")
-        for rate in args.rates:
-            if rate != "none":
-                dial.bits(rate)
-        if args.rates != ["none"] and (why := dial.missing()):
-            raise OSError(why)
+        dial.check_rates(args.rates)
         if args.batch % (placement.world_size * args.micro_batches):
             raise ValueError(f"--batch {args.batch} must be a multiple of {placement.world_size} ranks times "
                              "--micro-batches: DDP shares it")

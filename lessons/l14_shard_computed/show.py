@@ -19,11 +19,6 @@ from course.plots.timelines import timeline
 NAMES = {"ddp": "DDP", "tensor": "TP", "fsdp_tp": "FSDP × TP", "gpipe": "GPipe", "pipe": "1F1B"}
 
 
-def network(rate: str) -> str:
-    """"100 Mbit/s" of 100mbit."""
-    return "no limit" if rate == "none" else words(rate)
-
-
 # --------------------------------------------------------------------------------------- tensor parallelism and DDP
 
 
@@ -70,7 +65,7 @@ def races(measured: dict[str, dict]) -> list[Axes]:
             for place, value in enumerate(values):
                 ax.barh(place + 0.38 * number, value, 0.36, color=COLOURS[number])
                 ax.text(value, place + 0.38 * number, f" {value:.0f}", va="center", fontweight="bold")
-        name_rows(ax, [network(rate) for rate in race["rounds"]], [0.19 + row for row in range(len(race["rounds"]))],
+        name_rows(ax, [words(rate) for rate in race["rounds"]], [0.19 + row for row in range(len(race["rounds"]))],
                   bottom=len(race["rounds"]) - 0.2)
         ax.margins(x=0.15)
         ax.set_title(title)
@@ -81,7 +76,7 @@ def races(measured: dict[str, dict]) -> list[Axes]:
 
 def claims(measured: dict[str, dict], way: str = "tensor", than: str = "ddp") -> list[dict]:
     """A row for each race: how long `way` takes in the time of `than`, at each rate."""
-    return [{f"{NAMES[way]} ÷ {NAMES[than]}": title, **{network(rate): str(ratio(rounds[way], rounds[than]))
+    return [{f"{NAMES[way]} ÷ {NAMES[than]}": title, **{words(rate): str(ratio(rounds[way], rounds[than]))
                                                        for rate, rounds in race["rounds"].items()}}
             for title, race in measured.items()]
 

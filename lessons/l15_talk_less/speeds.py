@@ -18,44 +18,31 @@ import torch
 
 from course import dial, rank_program, shortcuts
 from course.timing import interleave, slowest, timed
-from examples.minimal_gpt import GPT, loss_of
+from lessons.start.gpt_step import GPTStep
 from trainer import files, launch
 from trainer.options import positive
 
 CPU, WITHIN, NODES, WARM_UP = torch.device("cpu"), "1gbit", "2x2", 3
 STRATEGIES = {"ddp": "pytorch", "hook": "ours", "hierarchical": "ours", "local": "ours"}  # the last one has EVERY
-CROPS, CONTEXT, WIDTH, LAYERS = 2, 64, 64, 2  # per rank; as in record.py
-
-
-def update_with(parallelize, windows):
-    """A function that makes an update of a new GPT."""
-    torch.manual_seed(0)
-    parallel, optimizer = parallelize(GPT(CONTEXT, WIDTH, LAYERS), partial(torch.optim.AdamW, lr=1e-3))
-
-    def update():
-        optimizer.zero_grad()
-        loss_of(parallel, windows).backward()
-        optimizer.step()
-    return update
+BATCH, CONTEXT, WIDTH, LAYERS = 8, 64, 64, 2  # as in record.py
 
 
 def measure(args):
     dial.pace(WITHIN, NODES, args.between[0])  # before the strategies make groups, whose connections it has to learn
-    windows, programs = torch.randint(256, (CROPS, CONTEXT + 1)), {}
+    programs = {}
     for name, course in STRATEGIES.items():
         module = runpy.run_path(f"{'mine' if name in args.mine else f'lessons/start/{course}'}/{name}.py")
-        update, calls = update_with(module["parallelize"], windows), module.get("EVERY", 2)
+        training, calls = GPTStep(BATCH, CONTEXT, WIDTH, LAYERS, module["parallelize"]), module.get("EVERY", 2)
         for _ in range(max(WARM_UP, calls)):  # a round begins after a message
-            update()
-        programs[name] = partial(timed, update, calls, CPU)
+            training.update()
+        programs[name] = partial(timed, training.update, calls, CPU)
     rounds = {}
     for rate in args.between:
         dial.pace(WITHIN, NODES, rate)
         rounds[rate] = {name: slowest(seconds) for name, seconds in interleave(programs, args.rounds).items()}
     whose = {name: "yours" if name in args.mine else course.replace("pytorch", "PyTorch's")
              for name, course in STRATEGIES.items()}
-    return {"parameters": sum(each.numel() for each in GPT(CONTEXT, WIDTH, LAYERS).parameters()), "every": calls,
-            "whose": whose, "rounds": rounds}
+    return {"parameters": training.parameters, "every": calls, "whose": whose, "rounds": rounds}
 
 
 def main():

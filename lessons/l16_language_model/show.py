@@ -134,10 +134,6 @@ def budget(tries: list[Try], megabytes: float) -> Axes:
     return ax
 
 
-def network(rate: str) -> str:
-    return "no limit" if rate == "none" else words(rate)
-
-
 def speedups(measured: dict) -> dict[str, Ratio]:
     """{rate: tokens per second of the ranks over those of one process}"""
     return {rate: ratio(rounds["one process"], rounds["ranks"]) for rate, rounds in measured["rounds"].items()}
@@ -145,7 +141,7 @@ def speedups(measured: dict) -> dict[str, Ratio]:
 
 def speeds(measured: dict) -> list[dict]:
     """A row for each network."""
-    return [{"network": network(rate),
+    return [{"network": words(rate),
              "one process, tokens/s": f"{measured['tokens'] / median(rounds['one process']):,.0f}",
              "the ranks, tokens/s": f"{measured['tokens'] / median(rounds['ranks']):,.0f}",
              "speed-up": str(ratio(rounds["one process"], rounds["ranks"]))}
@@ -162,7 +158,7 @@ def sentence(measured: dict) -> str:
     kinds: dict[str, list[str]] = {"faster than one process": [], "slower": [], "neither, significantly": []}
     for rate, each in speedups(measured).items():
         kinds["neither, significantly" if not each.significant else "faster than one process" if each.low > 1 else
-              "slower"].append(network(rate))
+              "slower"].append(words(rate))
     return "The ranks are " + "; ".join(f"{kind}: {', '.join(where)}" for kind, where in kinds.items() if where) + "."
 
 
@@ -179,7 +175,7 @@ def speedup_by_network(measured: dict, whose: str) -> Axes:
         ax.text(each.median, row - 0.28, f"{each.median:.2f}", ha="center", va="bottom", fontsize=16)
     ax.axvline(1, color="black", linestyle=":")
     ax.set(xlabel="speed-up: tokens per second ÷ those of one process", xlim=(0, None))
-    name_rows(ax, [network(rate) for rate in measured["rounds"]])
+    name_rows(ax, [words(rate) for rate in measured["rounds"]])
     head(ax, f"{measured['world_size']} ranks, DDP ({whose})", key=[
         line_key("more than one process", color=COLOURS[0], linewidth=9, alpha=0.5),
         line_key("less", color=COLOURS[1], linewidth=9, alpha=0.5)], columns=2)

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from course import dial, rank_program, shortcuts
 from course.rank_program import meet
-from course.timing import interleave, slowest
+from course.timing import slowest
 from examples import minimal_gpt
 from lessons.l16_language_model import text_a
 from trainer import files, launch
@@ -45,13 +45,10 @@ def seconds_per_update(train, args, works):
 
 
 def measure(args, of_gpt):
-    rounds = {}
     programs = {"one process": partial(seconds_per_update, text_a.train, of_gpt, dist.get_rank() == 0),
                 "ranks": partial(seconds_per_update, args.train, of_gpt, True)}
-    for rate in args.rates:
-        if args.rates != ["none"]:
-            dial.pace(None if rate == "none" else rate)
-        rounds[rate] = {way: slowest(seconds) for way, seconds in interleave(programs, args.rounds).items()}
+    rounds = {rate: {way: slowest(seconds) for way, seconds in each.items()}
+              for rate, each in dial.rounds(args.rates, programs, args.rounds).items()}
     model = minimal_gpt.GPT(of_gpt.context, of_gpt.width, of_gpt.layers)
     return {"parameters": sum(each.numel() for each in model.parameters()),
             "tokens": of_gpt.batch * of_gpt.context, "rounds": rounds}
@@ -68,11 +65,7 @@ def main():
         placement = launch.find_placement("cpu", "gloo")
         if placement.world_size < 2 or args.updates < 2:
             raise ValueError("this compares ranks over at least 2 updates: start torchrun --nproc_per_node=2")
-        for rate in args.rates:
-            if rate != "none":
-                dial.bits(rate)
-        if args.rates != ["none"] and (why := dial.missing()):
-            raise OSError(why)
+        dial.check_rates(args.rates)
         files.check_output("--out", args.out)
         args.train = files.from_file(f"{args.program}:train")
     of_gpt = minimal_gpt.options().parse_args(  # a short text: its validation is no part of the times
