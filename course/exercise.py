@@ -98,6 +98,16 @@ class Exercise:
         self.hints, self.hints_shown = (hint,) if isinstance(hint, str) else hint, 0
         self.__name__, self.__doc__ = check.__name__, check.__doc__
 
+    @property
+    def parts(self) -> str:
+        """What the learner's program is to run with, --parts: "mine" where a check has found their file right."""
+        return "mine" if self.file else "ours"
+
+    @property
+    def whose(self) -> str:
+        """For a caption: "yours" where a check has found it right, else "ours"."""
+        return "yours" if self.file else "ours"
+
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         """For each answer its cases, and the exception that ended it early, if any. An answer may be the path of a file
         with a function, or class, of the solution's name."""

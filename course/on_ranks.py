@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import re
 import runpy
+import shutil
 import signal
 import sys
 import tempfile
@@ -172,16 +173,6 @@ class ExerciseOnRanks(Exercise):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
 
-    @property
-    def ours(self) -> str:
-        """The solution, as FILE.py:NAME."""
-        return f"{self.answer.__module__.replace('.', '/')}.py:{self.answer.__name__}"
-
-    @property
-    def trains(self) -> str:
-        """What a lesson trains with, as FILE.py:NAME: the learner's, once it is right, else ours."""
-        return f"{self.file}:{self.measurement.name}" if self.file else self.ours
-
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         problems = [None if callable(answer) else unreadable(Path(answer), self.measurement.name)
                     for answer in answers]
@@ -220,6 +211,26 @@ def patched(function: Callable, **others: Callable):
     finally:
         for space, key, value, _ in places:
             space[key] = value
+
+
+class KeptExercise(ExerciseOnRanks):
+    """What a notebook's check has last found right stays in the file `kept`, also when the learner's changes: later
+    cells run it."""
+
+    def __init__(self, *args, kept: str, **options):
+        super().__init__(*args, **options)
+        self.kept = Path(kept)
+
+    @property
+    def whose(self) -> str:
+        return "yours" if self.kept.exists() else "ours"
+
+    def judged(self, attempt, status):
+        super().judged(attempt, status)
+        shutil.rmtree(self.kept.parent, ignore_errors=True)
+        if self.file:
+            self.kept.parent.mkdir(parents=True)
+            shutil.copy(attempt, self.kept)
 
 
 def theirs_or_ours(path: Path, name: str, ours: Callable) -> tuple[Callable, str]:

@@ -11,7 +11,7 @@ from course.plots.comparison import efficiency, seconds_per_epoch, speedup, thro
 from course.plots.files import write_all
 from course.plots.memory import memory
 from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING
-from course.plots.timelines import lanes, timeline
+from course.plots.timelines import films, lanes, timeline
 from course.plots.training import (
     accuracy_by_epoch,
     accuracy_twice,

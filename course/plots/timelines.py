@@ -73,6 +73,15 @@ def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None =
     return timeline(events.astype({"lane": order}), ax)
 
 
+def films(runs: dict[str, dict | str | Path], step: int) -> list[Axes]:
+    """{title: the film of a run}: the lanes of two ranks in that step, one run below the other, on one axis of time."""
+    axes = plt.subplots(len(runs), 1, figsize=(14, 6 * len(runs)), sharex=True)[1]
+    for ax, (title, film) in zip(axes, runs.items(), strict=True):
+        lanes(film, range(step, step + 1), ax).set_title(title, pad=40)
+        ax.set_xlabel("milliseconds" if ax is axes[-1] else "")
+    return list(axes)
+
+
 def one_below_another(steps: dict, ranks: int = 4) -> list[Axes]:
     """{title: events, as `timeline` takes them}: a timeline each on one axis of time, of the first `ranks` ranks."""
     shown = {title: events[events["rank"] < ranks] for title, events in steps.items()}

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from course.exercise import Case, mistake
 from course.lesson import some
-from course.on_ranks import ExerciseOnRanks, Measurement
+from course.on_ranks import KeptExercise, Measurement
 from course.one_process import Recorder, parting
 from course.sent import Sent
 from lessons.l06_ddp.solution import MeanGradients, OneMessage, Overlapped, SameWeights
@@ -232,8 +232,8 @@ def ddp_cases(step, ranks):
 MINE = Path("mine/my_ddp.py")
 
 
-class Step(ExerciseOnRanks):
-    """A step of MyDDP. What it has last found right stays in `kept`: later cells time it, and draw it."""
+class Step(KeptExercise):
+    """A step of MyDDP."""
 
     def __init__(self, number, solution, shown, hint, mistakes):
         def check(ranks):
@@ -241,19 +241,9 @@ class Step(ExerciseOnRanks):
 
         check.__doc__, check.__name__ = shown, f"step_{number}"
         measurement = Measurement(partial(measure_ddp, number), "MyDDP", preload=(__name__,))
-        super().__init__(check, solution, hint, mistakes, measurement, (2, 3))
-        self.number, self.kept = number, Path(f"results/live/06_step_{number}/my_ddp.py")
-
-    @property
-    def whose(self):
-        return "yours" if self.kept.exists() else "ours"
-
-    def judged(self, attempt, status):
-        super().judged(attempt, status)
-        shutil.rmtree(self.kept.parent, ignore_errors=True)
-        if self.file:
-            self.kept.parent.mkdir(parents=True)
-            shutil.copy(attempt, self.kept)
+        super().__init__(check, solution, hint, mistakes, measurement, (2, 3),
+                         kept=f"results/live/06_step_{number}/my_ddp.py")
+        self.number = number
 
     def program(self):
         """Path of a train.py with MyDDP as of this step: the learner's where the check has found it right, else ours.

@@ -1,6 +1,5 @@
 """Lesson 06: its pictures and tables."""
 
-from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
@@ -8,7 +7,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from course import plots
 from course.compare import ratio
 from course.dial import bits, words
 from course.one_process import Answer
@@ -88,11 +86,6 @@ WAITED = "communication that the update waits for"
 PARTS = {"computing": COLOURS[5], WAITED: COLOURS[1]}
 
 
-def network(rate: str) -> str:
-    """"150 Mbit/s" of 150mbit."""
-    return "no limit" if rate == "none" else words(rate)
-
-
 def names(measured: dict) -> dict[str, str]:
     """{way: what a row says}, with whose class it is."""
     words = {"alone": "no communication", "step 2": "step 2, a message per parameter", "step 3": "step 3, one message",
@@ -110,7 +103,7 @@ def ladder(measured: dict) -> list[Axes]:
         bars = [{"computing": min(each, medians["alone"]), WAITED: max(0, each - medians["alone"])}
                 for each in medians.values()]
         key = stacked(ax, list(labels.values()), bars, PARTS, "milliseconds per update" if ax is axes[-1] else "", "ms")
-        title = network(rate)
+        title = words(rate)
         if rate != "none":
             title += f": sending all gradients takes {32e3 * measured['parameters'] / bits(rate):.0f} ms"  # of float32
         head(ax, title, key=key if ax is axes[0] else [], columns=2)
@@ -120,7 +113,7 @@ def ladder(measured: dict) -> list[Axes]:
 def table(measured: dict) -> list[dict]:
     """A row for each way: its all-reduces, and the milliseconds of an update at each rate."""
     return [{"way": label, "all-reduces per update": measured["all_reduces"][way],
-             **{f"ms at {network(rate)}" if rate != "none" else "ms, no limit": f"{1000 * median(rounds[way]):.1f}"
+             **{f"ms at {words(rate)}" if rate != "none" else "ms, no limit": f"{1000 * median(rounds[way]):.1f}"
                 for rate, rounds in measured["rounds"].items()}} for way, label in names(measured).items()]
 
 
@@ -135,15 +128,5 @@ def claims(measured: dict) -> list[dict]:
     steps = [("one message ÷ a message per parameter", "step 3", "step 2"),
              ("sent during backward ÷ one message", "step 4", "step 3"),
              ("DDP ÷ one message", "DDP", "step 3"), ("DDP, small buckets ÷ DDP", "DDP, small buckets", "DDP")]
-    return [{"time ÷ time": text, **{network(rate): str(ratio(rounds[way], rounds[than]))
+    return [{"time ÷ time": text, **{words(rate): str(ratio(rounds[way], rounds[than]))
                                      for rate, rounds in measured["rounds"].items()}} for text, way, than in steps]
-
-
-def lanes(films: dict[str, str | Path], step: int) -> list[Axes]:
-    """{title: the film of a run}: what two ranks did in that step, one run below the other, on one axis of time."""
-    axes = plt.subplots(len(films), 1, figsize=(14, 6 * len(films)), sharex=True)[1]
-    for ax, (title, film) in zip(axes, films.items(), strict=True):
-        plots.lanes(film, range(step, step + 1), ax)
-        ax.set_title(title, pad=40)
-        ax.set_xlabel("milliseconds" if ax is axes[-1] else "")
-    return list(axes)

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import re
-import shutil
 import traceback
 from functools import partial
 from pathlib import Path
@@ -14,37 +13,25 @@ import torch.distributed as dist
 from torch import nn
 
 from course.exercise import Case, Wrong, exercise, mistake
-from course.on_ranks import ExerciseOnRanks, Measurement
+from course.on_ranks import KeptExercise, Measurement
 from course.sent import Sent
 from lessons.l13_shard_kept.solution import OwnNorm, WhenNeeded
 from lessons.start.ours.fsdp import MyFSDP
 from lessons.start.ours.zero import MyZero
 
 
-class Kept(ExerciseOnRanks):
-    """What the check has last found right stays in `kept`: later cells run it."""
-
-    def __init__(self, *args, kept, **options):
-        super().__init__(*args, **options)
-        self.kept = Path(kept)
-
-    @property
-    def whose(self):
-        return "yours" if self.kept.exists() else "ours"
+class Strategy(KeptExercise):
+    """A file of mine/ that train_gpt.py runs, as long as it is the one found right."""
 
     @property
     def parts(self):
-        """What train_gpt.py is to run with, --parts: "mine" where the file in mine/ is the one found right."""
         mine = Path("mine", self.kept.name)
         same = self.kept.exists() and mine.exists() and mine.read_bytes() == self.kept.read_bytes()
         return "mine" if same else "ours"
 
-    def judged(self, attempt, status):
-        super().judged(attempt, status)
-        shutil.rmtree(self.kept.parent, ignore_errors=True)
-        if self.file:
-            self.kept.parent.mkdir(parents=True)
-            shutil.copy(attempt, self.kept)
+    @property
+    def whose(self):
+        return {"mine": "yours", "ours": "ours"}[self.parts]
 
 
 # ------------------------------------------------------------------------------------------------------------ MyZero
@@ -193,7 +180,7 @@ def zero_cases(ranks):
     yield Case(stages[-1][0]["optimizer"], True, "MyZero must go on being a torch.optim.Optimizer.")
 
 
-zero = Kept(
+zero = Strategy(
     zero_cases,
     solution=MyZero,
     hint=(
@@ -395,7 +382,7 @@ def placed(on, rank, during):
                    f"are {held}; {right} are right.")
 
 
-class Step(Kept):
+class Step(Strategy):
     def __init__(self, number, solution, shown, hint, mistakes):
         def check(ranks):
             yield from fsdp_cases(number, ranks)

@@ -7,7 +7,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from course import plots, step_memory
+from course import step_memory
 from course.compare import ratio
 from course.dial import words
 from course.plots.style import COLOURS, GREY, PARTS, head, line_style, stacked
@@ -52,16 +52,12 @@ def ahead(measured: dict) -> list[Axes]:
         bars = [{"computing": min(each, medians[0]), "added by communication": max(0, each - medians[0])}
                 for each in medians]
         key = stacked(ax, list(labels.values()), bars, parts, "milliseconds per update" if ax is axes[-1] else "", "ms")
-        head(ax, network(rate), key=key if ax is axes[0] else [], columns=2)
+        head(ax, words(rate), key=key if ax is axes[0] else [], columns=2)
     return list(axes)
 
 
-def network(rate: str) -> str:
-    return "no limit" if rate == "none" else words(rate)
-
-
 def claims(measured: dict) -> list[dict]:
-    return [{"network": network(rate), "one block ahead ÷ when needed": str(ratio(times["one block ahead"],
+    return [{"network": words(rate), "one block ahead ÷ when needed": str(ratio(times["one block ahead"],
                                                                                    times["when needed"]))}
             for rate, times in measured["rounds"].items()]
 
@@ -71,16 +67,6 @@ def saves_more(measured: dict) -> str:
     saved = {rate: 1000 * (median(times["when needed"]) - median(times["one block ahead"]))
              for rate, times in measured["rounds"].items()}
     return "the same" if max(saved.values()) - min(saved.values()) < 1 else max(saved, key=saved.get)
-
-
-def lanes(films: dict[str, str | Path], step: int) -> list[Axes]:
-    """{title: the film of a run}: what two ranks did in that step, one run below the other."""
-    axes = plt.subplots(len(films), 1, figsize=(14, 6 * len(films)), sharex=True)[1]
-    for ax, (title, film) in zip(axes, films.items(), strict=True):
-        plots.lanes(film, range(step, step + 1), ax)
-        ax.set_title(title, pad=40)
-        ax.set_xlabel("milliseconds" if ax is axes[-1] else "")
-    return list(axes)
 
 
 def choices(measured: dict, mine: tuple[int, int]) -> Axes:

@@ -24,15 +24,6 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_sca
                "all_gather_object", "all_to_all_single")
 
 
-def parts(asked):
-    """"mine" where the notebook's check has found the learner's file right, else "ours": for --parts."""
-    return "mine" if asked.file else "ours"
-
-
-def whose(asked):
-    return "yours" if asked.file else "ours"
-
-
 # ------------------------------------------------------------------------------- exercises 1 and 2: mine/tensor.py
 
 

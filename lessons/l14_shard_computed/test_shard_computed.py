@@ -37,7 +37,7 @@ def test_without_the_backward_of_copy_it_is_another_training(tmp_path, monkeypat
     shutil.copy(PROGRAM, "mine")
     first = check.first_program()
     assert "all_reduce(gradient" not in first.with_name("tensor.py").read_text()
-    assert (check.parts(check.layers), check.whose(check.layers)) == ("ours", "ours")
+    assert (check.layers.parts, check.layers.whose) == ("ours", "ours")
     monkeypatch.chdir(runner.ROOT)
     [_, answer] = one_process.compare(tmp_path / first, ["--strategy", "tensor", *SMALL], [2], 2)
     assert not answer.failure and not answer.equal

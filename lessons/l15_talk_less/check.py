@@ -33,11 +33,6 @@ class Part(ExerciseOnRanks):
         super().__init__(check, solution, hint, mistakes, Measurement(measure, solution.__name__, preload=(__name__,)),
                          ranks)
 
-    @property
-    def parts(self) -> str:
-        """What train_gpt.py is to run with, --parts: "mine" where the file has been found right, else "ours"."""
-        return "mine" if self.file else "ours"
-
 
 # ------------------------------------------------------------------------------------------------ 16 bits
 

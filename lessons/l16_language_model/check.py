@@ -211,10 +211,6 @@ class Exam(ExerciseOnRanks):
         outcome, message = super().verdict(attempt)
         return outcome, message.replace("Right.", f"Right, exam version {self.text.upper()}.", 1)
 
-    @property
-    def whose(self):
-        return "yours" if self.file else "ours"
-
     def solution(self) -> None:
         if self.check.__code__.co_filename.startswith(PACKED):  # a learner's copy
             return super().solution()

@@ -39,7 +39,7 @@ import json
 import os
 from pathlib import Path
 
-from course import dial, one_process
+from course import dial, one_process, plots
 from lessons.l06_ddp import check, show
 
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank: a process computes on one core
@@ -317,8 +317,8 @@ step_3, step_4 = check.one_message.program(), check.overlapped.program()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 whose = {step: "recorded" if why else step.whose for step in (check.one_message, check.overlapped)}
-show.lanes({f"Step 3: one message ({whose[check.one_message]})": f"{folder}/06_film_3.json",
-            f"Step 4: buckets ({whose[check.overlapped]})": f"{folder}/06_film_4.json"}, step=3)
+plots.films({f"Step 3: one message ({whose[check.one_message]})": f"{folder}/06_film_3.json",
+             f"Step 4: buckets ({whose[check.overlapped]})": f"{folder}/06_film_4.json"}, step=3)
 lesson.figure("The fourth update of the program. Above, the messages leave when backward has ended. Below, the first "
               "bucket leaves while backward goes on.")
 

@@ -346,7 +346,8 @@ ahead = json.loads(Path(f"{folder}/13_ahead.json").read_text())
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.ahead(ahead)
-lesson.figure("Medians. Orange: how much longer than an update that sends nothing: waiting, packing and copying." + (" Recorded." if why else ""))
+lesson.figure("Medians. Orange: how much longer than an update that sends nothing: waiting, packing and copying."
+              + (" Recorded." if why else ""))
 lesson.predicted(my_network, show.saves_more(ahead), what="where one block ahead saves more")
 lesson.table(show.claims(ahead))
 
@@ -367,10 +368,11 @@ lesson.table(show.claims(ahead))
 #     2> results/live/13_film_4.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-show.lanes({"When needed (ours)": f"{folder}/13_film_3.json",
-            f"One block ahead ({check.ahead.whose})": f"{folder}/13_film_4.json"}, step=3)
+plots.films({"When needed (ours)": f"{folder}/13_film_3.json",
+             f"One block ahead ({check.ahead.whose})": f"{folder}/13_film_4.json"}, step=3)
 lesson.figure("The fourth update. Above a rank waits for each all-gather. Below the next block's all-gather is already "
-              "under way, and the waits are shorter. A forward or backward box holds its waits, too." + (" Recorded." if why else ""))
+              "under way, and the waits are shorter. A forward or backward box holds its waits, too."
+              + (" Recorded." if why else ""))
 
 # %% [markdown]
 # ## What a rank holds

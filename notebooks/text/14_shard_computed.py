@@ -216,9 +216,9 @@ check.pair("mine/tensor.py")
 # and the other way round.
 
 # %%
-print("whose tensor.py:", check.whose(check.pair))
+print("whose tensor.py:", check.pair.whose)
 # !python -m course.one_process --ranks 2,4 --updates {updates} \
-#     mine/train_gpt.py --strategy tensor --parts {check.parts(check.pair)} {small}
+#     mine/train_gpt.py --strategy tensor --parts {check.pair.parts} {small}
 
 # %% [markdown]
 # The MLP must have pieces of one size. On three ranks:
@@ -233,7 +233,7 @@ print("whose tensor.py:", check.whose(check.pair))
 
 # %%
 # !grep -v '^"""' lessons/start/pytorch/tensor.py | sed -n '/^def/,$p'
-# !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy tensor --parts {check.parts(check.pair)} {small} --report 60
+# !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy tensor --parts {check.pair.parts} {small} --report 60
 # !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy tensor --parts torch {small} --report 60
 
 # %% [markdown]
@@ -254,7 +254,7 @@ my_few, my_many = None, None  # "TP", "DDP" or "no significant difference"
 # %%
 why = dial.missing()  # None where this machine has a dial, else a line that says why not
 run, folder = ("echo recorded:", "results/recorded/lessons") if why else ("", "results/live")
-parts = check.parts(check.pair)
+parts = check.pair.parts
 count = f"{run} torchrun --nproc_per_node=2 -m course.dial --rate 1gbit --count {folder}/14"
 gpt = f"mine/train_gpt.py --parts {parts} --updates 3"
 # !for how in ddp tensor; do for many in 4 48; do \
@@ -331,7 +331,7 @@ check.order("mine/pipe.py")
 
 # %%
 order, whose = check.order.or_ours("mine/pipe.py")
-pipe_parts = check.parts(check.order)
+pipe_parts = check.order.parts
 # !python -m course.one_process --ranks 2,3 --updates {updates} mine/train_gpt.py --strategy pipe --parts {pipe_parts} \
 #     {small} --layers 5 --micro-batches 4
 # !torchrun --nproc_per_node=2 mine/train_gpt.py --strategy pipe --parts {pipe_parts} {small} --micro-batches 4 --report 60
