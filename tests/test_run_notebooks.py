@@ -45,7 +45,8 @@ def environment(course, **changes):
 def make_course(folder):
     """The least that scripts/run needs, with data that look prepared."""
     for name in ["CITATION.cff", "CHANGELOG.md", *(f"scripts/{name}" for name in (
-            "setup", "run", "run_notebooks.py", "notebook_runs.py", "site")), "lessons/start/train.py", "lessons/start/train_gpt.py"]:
+            "setup", "run", "run_notebooks.py", "notebook_runs.py", "site")),
+                 "lessons/start/train.py", "lessons/start/train_gpt.py"]:
         copy(folder, name)
     for path in (path for room in ("course", "trainer") for path in ROOT.glob(f"{room}/*.py")):
         copy(folder, str(path.relative_to(ROOT)))
