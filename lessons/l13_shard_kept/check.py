@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course.exercise import Case, Wrong, exercise, mistake
-from course.on_ranks import KeptExercise, Measurement
+from course.on_ranks import KeptExercise, Measurement, patched
 from course.sent import Sent
 from lessons.l13_shard_kept.solution import OwnNorm, WhenNeeded
 from lessons.start.ours.fsdp import MyFSDP
@@ -258,8 +258,43 @@ class Network(nn.Module):
         return self.head(self.blocks(self.embedding(x)))
 
 
+class Gathering:
+    """The work of an all-gather into `memory`, which stays in `under_way` until the learner waits for it. In truth it
+    has ended: what nobody waits for would come in time on one run, and not on another."""
+
+    def __init__(self, work, memory, under_way):
+        work.wait()
+        under_way.add(memory)
+        self.work, self.memory, self.under_way = work, memory, under_way
+
+    def wait(self, *args):
+        self.under_way.discard(self.memory)
+        return self.work.wait(*args)
+
+    def __getattr__(self, name):
+        return getattr(self.work, name)
+
+
+def memory_of(tensor):
+    return tensor.untyped_storage()._cdata
+
+
 def measure_fsdp(step, cls, context):
     """What `cls` does on this rank, as `fsdp_cases` reads it."""
+    under_way = set()
+
+    def noted(gather):
+        def call(*args, **options):
+            work = gather(*args, **options)
+            return work and Gathering(work, memory_of((*args, *options.values())[0]), under_way)
+        return call
+
+    names = [name for name in ("all_gather_single", "all_gather_into_tensor") if hasattr(dist, name)]
+    with patched(cls.__init__, **{name: noted(getattr(dist, name)) for name in names}):
+        return observe_fsdp(step, cls, context, under_way)
+
+
+def observe_fsdp(step, cls, context, under_way):
     rank, ranks = context.rank, context.world_size
     alone = Network()
     model = copy.deepcopy(alone)
@@ -276,12 +311,16 @@ def measure_fsdp(step, cls, context):
         fewest, one_ahead = [0, number], sorted({0, number, min(ahead, LAYERS)})
         return one_ahead if step >= 4 or held() == one_ahead else fewest
 
-    during = []  # [forward or backward, block, the units that have memory, those that should]
+    def note(phase, number, ahead):
+        """Before step 4 the next unit may be under way, or not."""
+        travels = [number for number, part in enumerate(parts) if memory_of(part[0]) in under_way]
+        next_one = [ahead] if 0 < ahead <= LAYERS and (step >= 4 or ahead in travels) else []
+        during.append([phase, number, held(), allowed(number, ahead), travels, next_one])
+
+    during = []  # [forward or backward, unit, those that have memory, that should, that are under way, that should]
     for number, block in enumerate(model.blocks, 1):
-        block.linear.register_forward_hook(lambda *_, number=number: during.append(
-            ["forward", number, held(), allowed(number, number + 1)]))
-        block.linear.register_full_backward_pre_hook(lambda *_, number=number: during.append(
-            ["backward", number, held(), allowed(number, number - 1)]))
+        block.linear.register_forward_hook(lambda *_, number=number: note("forward", number, number + 1))
+        block.linear.register_full_backward_pre_hook(lambda *_, number=number: note("backward", number, number - 1))
     wrapped = cls(model, model.blocks)
     seen = {"held": held(), "shards": [len(each) for each in wrapped.shards],
             "sizes": [math.ceil(sum(each.numel() for each in part) / ranks) for part in parts]}
@@ -291,14 +330,16 @@ def measure_fsdp(step, cls, context):
     for time in ("first", "second"):
         got = wrapped.whole()
         seen[time] = [name for name in right if not torch.equal(got[name], right[name])]
-    seen["freed"] = held()
+    seen |= {"freed": held(), "unwaited": len(under_way)}
+    under_way.clear()
     if step == 1:
         return seen
     x, y = (torch.randint(5, (3, 2, ranks, 4), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     with torch.no_grad():
         output = wrapped(x[0, 0, rank])
         seen |= {"output": torch.allclose(output, alone(x[0, 0, rank])), "during": list(during), "after": held()}
-    placed_right = step > 3 or all(each[2] == each[3] for each in during)  # what is ahead is seen in backward, too
+    # From step 4 on, what is wrong with the next unit is shown of backward, too.
+    placed_right = step > 3 or all(each[2::2] == each[3::2] for each in during)
     if step == 2 or not all(context.gather("forward", seen["output"] and placed_right)):
         return seen
     optimizers = torch.optim.SGD(alone.parameters(), lr=0.5), torch.optim.SGD(wrapped.shards, lr=0.5)
@@ -349,6 +390,8 @@ def fsdp_cases(step, ranks):
             return
         yield Case([seen["first"], seen["second"]], [[], []], f"{on}: whole() must gather the first weights, and "
                    f"again when called again. On rank {rank} {', '.join(seen['first'] or seen['second'])} differ.")
+        yield Case(seen["unwaited"], 0, f"{on}: whole() has not waited for {seen['unwaited']} of its gathers on rank "
+                   f"{rank}. gather() only begins; work.wait() waits.")
         yield Case(seen["freed"], [], f"{on}: after whole() has freed them, units {seen['freed']} have memory.")
     if step == 1:
         return
@@ -377,9 +420,11 @@ def fsdp_cases(step, ranks):
 
 
 def placed(on, rank, during):
-    for phase, number, held, right in during:
+    for phase, number, held, right, under_way, right_under_way in during:
         yield Case(held, right, f"{on}: during the {phase} of unit {number} the units that have memory on rank {rank} "
                    f"are {held}; {right} are right.")
+        yield Case(under_way, right_under_way, f"{on}: while unit {number} computes its {phase}, rank {rank} has begun "
+                   f"to gather the units {under_way} and has not waited for them; {right_under_way} are right.")
 
 
 class Step(Strategy):
@@ -392,9 +437,20 @@ class Step(Strategy):
                          preload=(__name__,)), (2, 3), kept=f"results/live/13_step_{number}/fsdp.py")
 
 
+WAIT = "        self.units[number].work.wait()\n"
+AHEAD = ("        if number + 1 < len(self.units):\n"
+         "            self.units[number + 1].gather()  # travels while this unit computes\n",
+         "        self.units[number - 1].gather()  # the next in backward; unit 0 is whole\n")
+
+
 def edit(edits):
     """MyFSDP with its file edited."""
     return mistake(MyFSDP, edits, whole_file=True)
+
+
+def edit_when_needed(edits):
+    """The same before step 4."""
+    return edit(edits | dict.fromkeys(AHEAD, ""))
 
 
 pieces = Step(
@@ -420,6 +476,8 @@ in_forward = Step(
     {"After its forward a block must be freed, or all of them are whole at the end.":
          mistake(WhenNeeded, {"    def before_backward": "    def after_forward(self, number, *_):\n        pass\n\n"
                               "    def before_backward"}),
+     "gather() only begins. Wait for the unit before it computes.":
+         mistake(WhenNeeded, {f"{WAIT}\n    def before_backward": "\n    def before_backward"}),
      "Gather the block's own unit alone: all at once is the whole model.":
          mistake(WhenNeeded, {"self.units[number].gather()": "[each.gather() for each in self.units]"})})
 in_backward = Step(
@@ -432,16 +490,16 @@ in_backward = Step(
      "each.grad = None; `piece = torch.empty_like(unit.shard)`; append (unit, piece, gradients, "
      "reduce_scatter_single(piece, gradients, async_op=True)) to self.reducing."),
     {"The ranks' gradients are added up. One process has their mean: divide.":
-         edit({"piece / unit.ranks": "piece"}),
+         edit_when_needed({"piece / unit.ranks": "piece"}),
      "A second micro-batch took the place of the first. Add its gradient to that of the shard.":
-         edit({"(0 if unit.shard.grad is None else unit.shard.grad)": "0"}),
+         edit_when_needed({"(0 if unit.shard.grad is None else unit.shard.grad)": "0"}),
      "A rank took its part of its own gradient. It needs that of all ranks: reduce-scatter.":
-         edit({"reduce_scatter_single(piece, gradients, async_op=True)))":
+         edit_when_needed({"reduce_scatter_single(piece, gradients, async_op=True)))":
                "(piece.copy_(gradients.chunk(unit.ranks)[dist.get_rank()]), dist.barrier(async_op=True))[1]))"}),
      "After its gradients have left, the unit's weights are not needed: free them.":
-         edit({"            unit.free()\n            self.finish()": "            self.finish()"}),
+         edit_when_needed({"            unit.free()\n            self.finish()": "            self.finish()"}),
      "The whole gradients must go when they have been packed: set each .grad to None.":
-         edit({"                each.grad = None": "                pass"})})
+         edit_when_needed({"                each.grad = None": "                pass"})})
 ahead = Step(
     4, MyFSDP,
     "While a block computes, the next one travels, in forward and in backward.",
@@ -453,7 +511,10 @@ ahead = Step(
     {"Each block is gathered when it is needed. Begin with the next one, too, before you wait.": WhenNeeded,
      "In backward the next block is the one before.": edit({"number - 1].gather()": "number].gather()"}),
      "In backward you gather ahead, and in forward not.":
-         edit({"number + 1 < len(self.units)": "False"})})
+         edit({"number + 1 < len(self.units)": "False"}),
+     "You wait for the next unit, too, before this one computes, so that nothing travels meanwhile. Wait for this one "
+     "alone.": edit({AHEAD[0]: f"{AHEAD[0]}            self.units[number + 1].work.wait()\n",
+                    AHEAD[1]: f"{AHEAD[1]}        self.units[number - 1].work.wait()\n"})})
 clip = Step(
     5, MyFSDP,
     "The norm is that of the whole gradient, on all ranks the same, for one all-reduce of one number.",
