@@ -85,6 +85,16 @@ def test_lanes_draw_each_rank(of_main):
     assert {"compute", "messages"} <= {row.partition("\n")[2] for row in rows}
 
 
+def test_a_rank_that_waits_computes_nothing_in_the_picture():
+    spans = [{"rank": rank, "step": 0, "lane": lane, "name": name, "t": 1000 * begin, "d": 1000 * length}
+             for rank, lane, name, begin, length in [
+                 (0, "compute", "forward", 0, 10), (0, "compute", "backward", 10, 10), (0, "wait", "wait", 2, 3),
+                 (0, "wait", "wait", 8, 4), (1, "compute", "forward", 0, 10)]]
+    film = {"spans": spans, "messages": [], "ranks": [{"rank": 0, "end": 20_000}, {"rank": 1, "end": 20_000}]}
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in plots.lanes(film).patches]
+    assert sorted(bars) == [(0, 2), (0, 10), (2, 5), (5, 8), (8, 12), (12, 20)]
+
+
 VALUES = {"other_weights": 0, "ddp_module": 0}  # mistakes that show in values, and the step at which they do
 
 

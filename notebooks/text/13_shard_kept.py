@@ -370,8 +370,8 @@ lesson.table(show.claims(ahead))
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 plots.films({"When needed (ours)": f"{folder}/13_film_3.json",
              f"One block ahead ({check.ahead.whose})": f"{folder}/13_film_4.json"}, step=3)
-lesson.figure("The fourth update. Above a rank waits for each all-gather. Below the next block's all-gather is already "
-              "under way, and the waits are shorter. A forward or backward box holds its waits, too."
+lesson.figure("The fourth update. Above a rank waits for each all-gather, and its forward and backward have gaps. Below "
+              "the next block's all-gather travels while this block computes, and most gaps close."
               + (" Recorded." if why else ""))
 
 # %% [markdown]
