@@ -30,26 +30,19 @@ class Ratio(NamedTuple):
     median: float
     low: float
     high: float
-    """the interval of at least 95 %; of fewer than 6 pairs, or none, the least and the largest ratio"""
+    """the interval of at least 95 %; of fewer than 6 pairs the least and the largest ratio"""
     pairs: int
-    """0: the rounds are of runs that did not take turns"""
 
     @property
     def significant(self) -> bool:
         """Whether the interval excludes 1. Only then does a verdict name a winner."""
         return self.pairs >= FEWEST and (self.low > 1 or self.high < 1)
 
-    @property
-    def undecided(self) -> bool:
-        """Whether the pairs suffice, and the interval holds 1: no significant difference."""
-        return self.pairs >= FEWEST and not self.significant
-
     def __str__(self) -> str:
         low, high = (f"{end:.3f}" if f"{end:.2f}" == "1.00" else f"{end:.2f}" for end in (self.low, self.high))
         spread = f"{self.median:.2f} ({low} to {high})"  # on which side of 1 an end lies is what counts
         if self.pairs < FEWEST:
-            of = f"{self.pairs} pair{'s' * (self.pairs > 1)}" if self.pairs else "separate runs"
-            return f"{spread}, of {of}: no winner named"
+            return f"{spread}, of {self.pairs} pair{'s' * (self.pairs > 1)}: no winner named"
         return spread if self.significant else f"{spread}: **no significant difference**"
 
 
@@ -75,10 +68,3 @@ def ratio(mine: Iterable[float], theirs: Iterable[float]) -> Ratio:
     """
     ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
     return Ratio(*interval(ratios), len(ratios))
-
-
-def of_separate_runs(mine: Iterable[float], theirs: Iterable[float]) -> Ratio:
-    """`mine` over `theirs` of runs that did not take turns: by the medians, with the least and the largest ratio that
-    two of their rounds have. It names no winner."""
-    mine, theirs = list(mine), list(theirs)
-    return Ratio(median(mine) / median(theirs), min(mine) / max(theirs), max(mine) / min(theirs), 0)

@@ -56,17 +56,15 @@ class Cluster(contextlib.AbstractContextManager):
 
     `as_root=False` makes them in a user namespace, as any user can; by default root makes them as root. `rate`: the
     bits per second of each host's one network card, each way, in the words of `tc` ("100mbit"); all its connections
-    share it. `delay`: a packet's time on its way ("25ms").
+    share it.
     Raises ClusterError where the system does not permit hosts, or lacks a tool.
     """
 
-    def __init__(self, nodes: int, as_root: bool | None = None, rate: str | None = None, delay: str | None = None):
-        # netem holds packets back, and not every kernel has it. tbf only takes its time for each byte. Its burst is one
-        # packet of veth, 64 KiB and headers: of a smaller one the kernel cuts each packet into pieces, which takes the
-        # cores that compute; a larger one would pass at once after a pause.
-        self.sent = None if rate is None else f"tbf rate {rate} burst 72kb latency 1s"
-        self.received = self.sent if delay is None else f"netem delay {delay}{f' rate {rate}' if rate else ''}"
-        needed = ("ip", "unshare", "nsenter", "mount", "hostname", *(["tc"] if self.received else []))
+    def __init__(self, nodes: int, as_root: bool | None = None, rate: str | None = None):
+        # The burst is one packet of veth, 64 KiB and headers: of a smaller one the kernel cuts each packet into pieces,
+        # which takes the cores that compute; a larger one would pass at once after a pause.
+        self.shaper = None if rate is None else f"tbf rate {rate} burst 72kb latency 1s"
+        needed = ("ip", "unshare", "nsenter", "mount", "hostname", *(["tc"] if self.shaper else []))
         if missing := [tool for tool in needed if not shutil.which(tool, path=TOOLS)]:
             raise ClusterError(f"{', '.join(missing)} not found: install iproute2, util-linux, hostname (Linux only)")
         self.nodes, self.hosts, self.processes = nodes, [None] * nodes, [[] for _ in range(nodes)]
@@ -83,7 +81,7 @@ class Cluster(contextlib.AbstractContextManager):
 
     @classmethod
     def available(cls, **link: str) -> str | None:
-        """None where hosts can be made, with a link of this `rate` and `delay`; else a line that says why not."""
+        """None where hosts can be made, with a link of this `rate`; else a line that says why not."""
         try:
             cls(1, **link).close()
         except ClusterError as error:
@@ -111,10 +109,10 @@ class Cluster(contextlib.AbstractContextManager):
         host = self.hosts[node] = _spawn(f"node{node}", command, HOST_NAME=f"node{node}", HOST_TABLE=table)
         self._on_switch(f"ip link add port{node} type veth peer name eth0 netns {host.pid}")
         self._on_switch(f"ip link set port{node} master switch up")
-        if self.received:
-            self._on_switch(f"tc qdisc add dev port{node} root {self.received}")
+        if self.shaper:
+            self._on_switch(f"tc qdisc add dev port{node} root {self.shaper}")
         for setting in (f"ip address add 10.0.0.{node + 1}/24 dev eth0", "ip link set eth0 up",
-                        *([f"tc qdisc add dev eth0 root {self.sent}"] if self.sent else [])):
+                        *([f"tc qdisc add dev eth0 root {self.shaper}"] if self.shaper else [])):
             _run([*self._enter_host(node), *setting.split()])
 
     def start(self, node: int, command: list, env: dict | None = None, cwd: str | os.PathLike | None = None,

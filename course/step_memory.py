@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=2 -m course.step_memory --out results/live/memory PROGRAM ARGS…
 
-The program runs, and is ended after its third update (--update). Each allocation and each release of torch counts, as
+The program runs, and is ended after its third update. Each allocation and each release of torch counts, as
 torch.profiler reports them, from the program's start: parameters, gradients, the optimizer's state, activations,
 buckets. Not counted: Python, the copies that gloo keeps, data that was read without torch.
 
@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from course import rank_program, shortcuts
 from trainer import files, options
 
-SETTLE = 0.003  # seconds after a message
+SETTLE, UPDATES = 0.003, 3  # seconds after a message; with the last one memory no longer grows
 BACKWARD = "autograd::engine::evaluate_function"  # how the profiler names each step of a backward
 
 
@@ -93,7 +93,6 @@ def most(curve: dict) -> int:
 def main() -> None:
     parser = options.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=options.nonempty_path, required=True, help="a folder, for a file per rank")
-    parser.add_argument("--update", type=options.positive(int), default=3, help="which update; default: 3")
     parser.add_argument("program", metavar="PROGRAM")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="of the program")
     args = parser.parse_args()
@@ -115,7 +114,7 @@ def main() -> None:
         nonlocal depth, ends
         depth -= 1
         ends += not depth  # an optimizer inside another is no update of its own
-        if ends == args.update:
+        if ends == UPDATES:
             recorder.__exit__(None, None, None)
             rank_program.write_json(path, last_update(recorder.profiler.kineto_results.events()))
             sys.stdout.write(f"{path}: written\n")  # in one piece, beside those of other ranks
@@ -130,7 +129,7 @@ def main() -> None:
     recorder.__enter__()
     runpy.run_path(args.program, run_name="__main__")
     recorder.__exit__(None, None, None)
-    sys.exit(f"{args.program} made {ends} updates, and not {args.update}.")
+    sys.exit(f"{args.program} made {ends} updates, and not {UPDATES}.")
 
 
 if __name__ == "__main__":

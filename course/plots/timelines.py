@@ -107,19 +107,3 @@ def _computing(span: dict, waits: list[dict]) -> Iterator[dict]:
             begin = wait["t"] + wait["d"]
     if begin < end:
         yield span | {"t": begin, "d": end - begin}
-
-
-def one_below_another(steps: dict, ranks: int = 4) -> list[Axes]:
-    """{title: events, as `timeline` takes them}: a timeline each on one axis of time, of the first `ranks` ranks."""
-    shown = {title: events[events["rank"] < ranks] for title, events in steps.items()}
-    length = max(events["end"].max() for events in shown.values()) - min(
-        events["start"].min() for events in shown.values())
-    height = 2.2 * sum(events["rank"].nunique() for events in shown.values()) + 1.5 * len(shown)
-    axes = plt.subplots(len(shown), 1, figsize=(13, height), sharex=True, squeeze=False)[1][:, 0]
-    for ax, (title, events) in zip(axes, shown.items(), strict=True):
-        timeline(events, ax, length).set_title(title, pad=40 if ax is axes[0] else 10)
-        if ax is not axes[0]:
-            ax.get_legend().remove()
-        if ax is not axes[-1]:
-            ax.set_xlabel("")
-    return list(axes)

@@ -5,7 +5,7 @@
         --master-addr=$MASTER --master-port=29500 main.py --dataset synthetic --samples 500 --epochs 1'
     scripts/cluster/lab_cluster.py --nodes 2 --cut 1@20 --mend 1@40 --timeout 120 -- 'COMMAND'
     scripts/cluster/lab_cluster.py --nodes 2 --kill 1@15 --start 1@30 -- 'COMMAND'
-    scripts/cluster/lab_cluster.py --nodes 2 --rate 100mbit --delay 25ms -- 'COMMAND'
+    scripts/cluster/lab_cluster.py --nodes 2 --rate 100mbit -- 'COMMAND'
 
 COMMAND is a line for the shell of every host, started on all of them at once. Write it in single quotes: $NODE (0, 1,
 ...) and $MASTER (node0) are set on the hosts, not in your shell. Each line it prints begins with its host: `node0: `.
@@ -42,7 +42,6 @@ def get_arguments(parser):
             help=f"{what}, so many seconds after COMMAND began; may be repeated")
     add("--rate", help="bits per second of each host's network card, each way, which its connections share; as tc "
         "writes it: 100mbit (default: what the kernel can)")
-    add("--delay", help="how long each packet is on its way: 25ms. Needs netem in the kernel (default: none)")
     add("--timeout", type=options.positive(float), default=300,
         help="end everything after so many seconds (default: %(default)s)")
     add("command", nargs="+", metavar="COMMAND", help="a shell command line, in single quotes")
@@ -75,7 +74,7 @@ def run(args):
         printers[-1].start()
 
     running, printers, status, began = {}, [], 0, time.monotonic()
-    with Cluster(args.nodes, rate=args.rate, delay=args.delay) as cluster:
+    with Cluster(args.nodes, rate=args.rate) as cluster:
         for node in range(args.nodes):
             start(node)
         while running:
