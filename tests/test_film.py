@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from course import plots
-from doctor import __main__ as command
 from doctor import film
 from gallery.table import read_table
 from tests import runner
@@ -227,23 +226,19 @@ def test_two_digests_are_alike_up_to_rounding_and_tell_an_order_from_another():
     ["--film", "/no/folder/run.json", "x.py"], ["--film", "run.json"],
     ["--film", "run.json", "--json", "y.json", "x.py"], ["--film", "run.json", "--steps", "3:1", "x.py"],
     ["--steps", "3:8", "x.py"], []])
-def test_bad_words_are_one_line(words, tmp_path, monkeypatch, capsys):
+def test_bad_words_are_one_line(words, tmp_path, monkeypatch, doctor_ended):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
     (tmp_path / "folder.json").mkdir()
-    monkeypatch.setattr("sys.argv", ["doctor", *words])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+    status, _, errors = doctor_ended(*words)
+    assert status == 2 and len(errors.splitlines()) == 1
 
 
-def test_an_older_torch_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_an_older_torch_is_refused_in_one_line(tmp_path, monkeypatch, doctor_ended):
     monkeypatch.delattr(torch.distributed.ProcessGroup, "register_pre_hook")
     (tmp_path / "x.py").touch()
-    monkeypatch.setattr("sys.argv", ["doctor", "--film", str(tmp_path / "run.json"), str(tmp_path / "x.py")])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2 and "2.14" in capsys.readouterr().err
+    status, _, errors = doctor_ended("--film", tmp_path / "run.json", tmp_path / "x.py")
+    assert status == 2 and "2.14" in errors
     assert list(tmp_path.glob("run*")) == []
 
 

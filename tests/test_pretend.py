@@ -183,6 +183,6 @@ def test_a_rank_is_ended_in_time(tmp_path):
 
 @pytest.mark.parametrize(("options", "said"), [
     (["128"], "128 is no job"), (["1x1"], "1x1 is no job"), (["2x2", "--alpha", 1], "go together")])
-def test_bad_input_is_one_line(options, said):
-    done = runner.run(0, "doctor", "--pretend", *options, "main.py", script="-m")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
+def test_bad_input_is_one_line(options, said, doctor_ended):
+    status, _, errors = doctor_ended("--pretend", *options, "main.py")
+    assert status == 2 and len(errors.splitlines()) == 1 and said in errors, errors
