@@ -104,6 +104,8 @@ def test_speeds_are_of_pairs(tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "speed.json").read_text())
     assert results["tokens"] == 96 * 64 and min(results["rounds"]["none"]["ranks"]) > 0
+
+
 def test_speeds_say_where_the_ranks_pay():
     made_up = {"rounds": {"20mbit": {"one process": [1.0] * 6, "ranks": [3.0] * 6},
                           "none": {"one process": [1.0] * 6, "ranks": [0.5] * 6}}}
