@@ -1,8 +1,23 @@
-"""A browser, for the tests of pages."""
+"""A browser, for the tests of pages, and the doctor's command."""
 
 import shutil
 
 import pytest
+
+
+@pytest.fixture
+def doctor_ended(monkeypatch, capsys):
+    """doctor_ended(*words): the status with which `python -m doctor` ends, here in this process, its stdout, its
+    stderr."""
+    from doctor import __main__ as command
+
+    def ended(*words):
+        monkeypatch.setattr("sys.argv", ["doctor", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            command.main()
+        return end.value.code, *capsys.readouterr()
+
+    return ended
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from course.rendezvous import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
-LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in ROOT.glob("lessons/l*/check.py"))
 FOREIGN = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_|"
                      "PYTHONUNBUFFERED")  # with the last, words that gloo prints on all ranks at one moment are mixed
 

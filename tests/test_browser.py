@@ -116,6 +116,7 @@ def tracked(folder):
     return {path: path.read_bytes() for path in folder.glob("notebooks/**/*") if path.is_file()}
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(600)
 def test_the_first_notebook_runs_in_the_browser_as_the_learner_s_own(course, lab, chromium):
     folder, environment = course

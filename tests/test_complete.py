@@ -1,5 +1,5 @@
-"""What a practitioner expects of a training program: schedules, workers, a data set and a wrapper of one's own. Each is
-off by default. Accumulation and clipping: test_main.py."""
+"""What a practitioner expects of a training program: schedules, workers, a data set of one's own. Each is off by
+default. Accumulation, clipping and a wrapper of one's own: test_main.py."""
 
 import json
 import math
@@ -15,7 +15,7 @@ import torch
 
 import utils
 from tests import runner
-from tests.test_main import CLIP, SMALL, distance, one_process, train  # noqa: F401
+from tests.test_main import SMALL
 from trainer import data, files, options
 
 # ------------------------------------------------------------------------------------------------ rates and optimizers
@@ -185,40 +185,6 @@ class Grey(torch.utils.data.Dataset):
     assert done.returncode == 2, done.stderr
     assert {line.split(": ")[-1] for line in done.stderr.splitlines()} == {
         "ranks 0 and 1 have different classes, numbers of images or image shapes"}
-
-
-# ----------------------------------------------------------------------------------------------- a wrapper of one's own
-
-WRAPPER = """import contextlib, torch, torch.distributed as dist
-
-class Averaging(torch.nn.Module):
-    def __init__(self, raw_model):
-        super().__init__()
-        self.net = raw_model
-        for parameter in raw_model.parameters():
-            dist.broadcast(parameter.data, src=0)
-
-    def forward(self, images):
-        return self.net(images)
-
-    def finish(self):
-        for parameter in self.net.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-    no_sync = contextlib.nullcontext  # backward sends nothing
-"""
-
-
-def test_a_wrapper_of_ones_own_trains_the_model_of_one_process(one_process, tmp_path):  # noqa: F811
-    """Its gradients are clipped when it has averaged them."""
-    (tmp_path / "utils.py").write_text(WRAPPER)
-    weights, *_ = train(tmp_path, 2, "--batch-size", 16, "--accumulate", 3, "--wrapper",
-                        f"{tmp_path / 'utils.py'}:Averaging", *CLIP)
-    assert distance(weights, one_process[CLIP][0]) < 1e-5
-    (tmp_path / "utils.py").write_text(WRAPPER.replace("def finish", "def forgotten"))
-    done = runner.run(2, *SMALL, "--wrapper", f"{tmp_path / 'utils.py'}:Averaging")
-    assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
 
 
 def test_workers_leave_a_signal_to_their_rank(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 
 from course.rendezvous import free_port
 from doctor import __version__, laws
-from doctor.laws import ENTRIES
 from doctor.report import known
 from gallery import guide
 from gallery.table import read_messages, read_table
@@ -25,7 +24,6 @@ ABORTED = "terminate called without an active exception"  # by gloo, when all is
 TABLE = read_table()
 FOUND = {name: entry.doctor for name, entry in TABLE.items() if entry.doctor}
 README = (runner.ROOT / "doctor/README.md").read_text()
-BY_MESSAGE = {name for name in ENTRIES if ENTRIES[name].get("says")}
 # Sound programs. (In wrong_traceback only the message is repaired: the run fails all the same.)
 REPAIRED = sorted(set(FOUND) - {"wrong_traceback"} | {
     "batchnorm", "busbw", "rank_0_loss", "resume_mid_epoch", "same_seed", "unequal_tokens"})
@@ -52,7 +50,7 @@ def ranks(name):
     return 0 if TABLE[name].run == "python {script}" else TABLE[name].ranks
 
 
-@pytest.mark.parametrize("name", runner.sampled(sorted(name for name in FOUND if "hang" not in name), 3))
+@pytest.mark.parametrize("name", runner.sampled(sorted(name for name in FOUND if "hang" not in name), 2))
 def test_a_broken_program_gets_its_finding(name, tmp_path):
     # started by hand, rank 0 would take the store along as it fails, and the others could say nothing of it
     start = runner.torchrun if name == "wrong_traceback" else runner.run
@@ -61,7 +59,7 @@ def test_a_broken_program_gets_its_finding(name, tmp_path):
     assert findings(tmp_path)[0]["where"].startswith(f"{TABLE[name].program}:")
 
 
-@pytest.mark.parametrize("name", runner.sampled(REPAIRED, 2))
+@pytest.mark.parametrize("name", runner.sampled(REPAIRED, 1))
 def test_a_repaired_program_gets_none(name, tmp_path):
     done, names = doctor(ranks(name), written(tmp_path, TABLE[name].text("repaired")), folder=tmp_path)
     assert names == [] and done.returncode == 0, done.stderr
@@ -164,12 +162,13 @@ def changed(parts):
     return text
 
 
+@pytest.mark.weekly
 def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
     done, names = doctor(3, written(tmp_path, TRAINING), folder=tmp_path)
     assert names == [] and done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", runner.sampled(CHANGES, 2))
+@pytest.mark.parametrize("name", runner.sampled(CHANGES, 1))
 def test_mistakes_in_a_training_are_the_only_findings(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(CHANGES[name])), folder=tmp_path)
     assert sorted(names) == name.partition(":")[0].split() and done.returncode, done.stderr
@@ -323,7 +322,7 @@ UNRULY = {  # name: (script, exit status, what must be said)
 }
 
 
-@pytest.mark.parametrize("name", runner.sampled(UNRULY, 2))
+@pytest.mark.parametrize("name", runner.sampled(UNRULY, 1))
 def test_an_unruly_script_ends_as_it_would_and_is_told(name, tmp_path):
     text, status, said = UNRULY[name]
     done, _ = doctor(2, written(tmp_path, text), folder=tmp_path)
@@ -401,19 +400,15 @@ def test_the_installed_tool_runs_from_any_folder(tmp_path):
     assert (target / f"ddp_doctor-{__version__}.dist-info").is_dir()
 
 
-def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exists():
+def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exists(doctor_ended):
     listed = re.findall(r"`(\w+)`", README.partition("## The eight laws")[2].partition("[CASES")[0])
     assert sorted(listed) == sorted(known()), "doctor/README.md: the findings"
     assert {name for message in read_messages() for name in (message.doctor, *message.leads)} <= {"", *known()}
-    assert runner.run(0, "doctor", "--version", script="-m").stdout == f"ddp-doctor {__version__}\n"
-    done = runner.run(0, "doctor", "--explain", script="-m")
-    assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(known())
-    done = runner.run(0, "doctor", "--explain", "every_rank_writes", script="-m")
-    finding, entry = laws.TABLE["every_rank_writes"], TABLE["every_rank_writes"]
-    said = " ".join(done.stdout.split())
-    assert said.startswith("every_rank_writes: wrong Law 7: one file, one writer. Seen: … wrote the same file, …. "
-                           f"Means: {finding['means']} Repair: {finding['repair']} every_rank_writes: worth a look")
-    assert said.endswith(f" Look: {entry.tool} More: TROUBLESHOOTING.md, entry {entry.number}")
+    assert doctor_ended("--version") == (0, f"ddp-doctor {__version__}\n", "")
+    assert [line.split()[0] for line in doctor_ended("--explain")[1].splitlines()] == sorted(known())
+    said = " ".join(doctor_ended("--explain", "every_rank_writes")[1].split())
+    assert laws.TABLE["every_rank_writes"]["repair"] in said and "every_rank_writes: worth a look" in said
+    assert said.endswith(f" More: TROUBLESHOOTING.md, entry {TABLE['every_rank_writes'].number}")
 
 
 def test_entries_have_links_once_the_course_is_published(tmp_path, monkeypatch):
@@ -431,6 +426,6 @@ def test_entries_have_links_once_the_course_is_published(tmp_path, monkeypatch):
     (["--json", os.devnull, "main.py"], "is no regular file"), (["--explain", "sam_data"], "near it: same_data,"),
     (["--explain", "xyzzy"], "no finding xyzzy; --explain lists all"),
     ([], "name a script")])
-def test_bad_input_is_one_line_and_status_2(options, said):
-    done = runner.run(0, "doctor", *options, script="-m")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
+def test_bad_input_is_one_line_and_status_2(options, said, doctor_ended):
+    status, _, errors = doctor_ended(*options)
+    assert status == 2 and len(errors.splitlines()) == 1 and said in errors, errors

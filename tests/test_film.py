@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from course import plots
-from doctor import __main__ as command
 from doctor import film
 from gallery.table import read_table
 from tests import runner
@@ -78,27 +77,22 @@ def test_of_the_asked_steps_there_are_loss_gradients_and_values(of_main):
     assert all(rank["ended"] == "done" for rank in of_main["film"]["ranks"])
 
 
-def test_lanes_draw_each_rank(of_main):
-    ax = plots.lanes(of_main["film"], range(2, 3))
-    rows = [label.get_text() for label in ax.get_yticklabels()]
-    assert {row.partition("\n")[0] for row in rows} == {"rank 0", "rank 1"}
-    assert {"compute", "messages"} <= {row.partition("\n")[2] for row in rows}
-
-
 def test_a_rank_that_waits_computes_nothing_in_the_picture():
     spans = [{"rank": rank, "step": 0, "lane": lane, "name": name, "t": 1000 * begin, "d": 1000 * length}
              for rank, lane, name, begin, length in [
                  (0, "compute", "forward", 0, 10), (0, "compute", "backward", 10, 10), (0, "wait", "wait", 2, 3),
                  (0, "wait", "wait", 8, 4), (1, "compute", "forward", 0, 10)]]
     film = {"spans": spans, "messages": [], "ranks": [{"rank": 0, "end": 20_000}, {"rank": 1, "end": 20_000}]}
-    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in plots.lanes(film).patches]
+    ax = plots.lanes(film)
+    assert {label.get_text().partition("\n")[0] for label in ax.get_yticklabels()} == {"rank 0", "rank 1"}
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in ax.patches]
     assert sorted(bars) == [(0, 2), (0, 10), (2, 5), (5, 8), (8, 12), (12, 20)]
 
 
 VALUES = {"other_weights": 0, "ddp_module": 0}  # mistakes that show in values, and the step at which they do
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", runner.sampled(VALUES, 1))
 def test_ranks_part_in_the_broken_program_and_not_in_the_repaired_one(name, tmp_path):
     films = {}
     for form in ("broken", "repaired"):
@@ -133,6 +127,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.weekly
 def test_a_sound_program_has_no_difference_and_a_long_one_is_no_hang(tmp_path):
     (tmp_path / "sound.py").write_text(SOUND)
     trace, _ = filmed(2, tmp_path / "run.json", tmp_path / "sound.py", film_options=["--steps", 2, "--timeout", 2])
@@ -231,23 +226,19 @@ def test_two_digests_are_alike_up_to_rounding_and_tell_an_order_from_another():
     ["--film", "/no/folder/run.json", "x.py"], ["--film", "run.json"],
     ["--film", "run.json", "--json", "y.json", "x.py"], ["--film", "run.json", "--steps", "3:1", "x.py"],
     ["--steps", "3:8", "x.py"], []])
-def test_bad_words_are_one_line(words, tmp_path, monkeypatch, capsys):
+def test_bad_words_are_one_line(words, tmp_path, monkeypatch, doctor_ended):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
     (tmp_path / "folder.json").mkdir()
-    monkeypatch.setattr("sys.argv", ["doctor", *words])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+    status, _, errors = doctor_ended(*words)
+    assert status == 2 and len(errors.splitlines()) == 1
 
 
-def test_an_older_torch_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_an_older_torch_is_refused_in_one_line(tmp_path, monkeypatch, doctor_ended):
     monkeypatch.delattr(torch.distributed.ProcessGroup, "register_pre_hook")
     (tmp_path / "x.py").touch()
-    monkeypatch.setattr("sys.argv", ["doctor", "--film", str(tmp_path / "run.json"), str(tmp_path / "x.py")])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2 and "2.14" in capsys.readouterr().err
+    status, _, errors = doctor_ended("--film", tmp_path / "run.json", tmp_path / "x.py")
+    assert status == 2 and "2.14" in errors
     assert list(tmp_path.glob("run*")) == []
 
 

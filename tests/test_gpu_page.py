@@ -1,6 +1,5 @@
 """The figures of the page On a GPU are those of its records."""
 
-import gzip
 import json
 import re
 from statistics import median
@@ -28,52 +27,17 @@ def test_a_step_of_the_language_model(name):
             f"{TOKENS / median(seconds):,.0f} | {facts['peak bytes above the start'] / 2**30:.1f} |") in PAGE
 
 
-def test_what_bf16_and_the_compiler_save():
-    def of(one, other):
-        return str(ratio(*(GPT["variants"][name]["seconds per step"] for name in (one, other))))
-
-    assert f"bf16 takes {of('bf16', 'fp32')} times as long as float32" in PAGE
-    assert f"A compiled step takes {of('bf16 compiled', 'bf16')} times as long as one in plain bf16" in PAGE
-    compiled = GPT["variants"]["bf16 compiled"]
-    assert f"The first three steps of the compiled model took {compiled['first three steps, seconds']:.1f} s" in PAGE
-    plain = GPT["variants"]["bf16"]["first three steps, seconds"]
-    saved = median(GPT["variants"]["bf16"]["seconds per step"]) - median(compiled["seconds per step"])
-    updates = (compiled["first three steps, seconds"] - plain) / saved
-    assert f"pays after about {round(updates, -2):,.0f} updates" in PAGE
-
-
-def test_graphs_and_their_breaks():
-    before = 0  # the recorded counter of graphs went on counting
-    for name, new in (("bf16 compiled", ""), ("bf16 compiled ddp", " new")):
-        facts = GPT["variants"][name]
-        assert f"| {NAMES[name]} | {facts['graphs'] - before}{new} | {sum(facts['graph breaks'].values())} |" in PAGE
-        before = facts["graphs"]
-    log = (H100 / "compile.out").read_text()
-    assert len(re.findall(r"\] Recompiling function", log)) == 1 and "graph break" not in log.lower()
-    assert re.search(r"GLOBAL_STATE changed: grad_mode autocast", log)[0] in PAGE
-
-
-def test_the_memory_of_a_step():
-    held = {place: size / 2**30 for place, size in GPT["memory"]}
-    assert (f"from {held['before']:.2f} to {held['loss']:.2f} GiB") in PAGE
-    assert f"to {held['backward done']:.2f} GiB" in PAGE and f"{held['gradients gone']:.2f} GiB again" in PAGE
-    up = {round((held[f"forward {n}"] - held[f"forward {n - 1}"]) * 1024, 1) for n in range(1, 12)}
-    down = {round((held[f"backward {n}"] - held[f"backward {n - 1}"]) * 1024, 1) for n in range(2, 12)}
-    assert len(up) == 1 and f"each block adds {up.pop():.1f} MiB" in PAGE
-    assert any(f"takes {each:.1f} MiB away" in PAGE for each in down)
-
-
-def test_the_trace():
-    table = (H100 / "profile.txt").read_text()
-    total = float(re.search(r"Self CUDA time total: ([\d.]+)ms", table)[1])
-    assert f"{total:.1f} ms of GPU time" in PAGE
-    rows = {line.split()[0]: line.split() for line in table.splitlines() if line.strip().startswith("aten::")}
-    for name, words in {"aten::mm": "matrix products", "aten::copy_": "copies",
-                        "aten::native_layer_norm_backward": "LayerNorm's backward",
-                        "aten::_cudnn_attention_backward": "the attention's backward"}.items():
-        assert f"| {words} (`{name}`) | {float(rows[name][6][:-2]):.1f} | {float(rows[name][7][:-1]):.0f} % |" in PAGE
-    assert any(event.get("cat") == "kernel" for event in json.loads(gzip.decompress(
-        (H100 / "profile.json.gz").read_bytes()))["traceEvents"])
+def test_the_figures_between_the_tables():
+    plain, compiled = GPT["variants"]["bf16"], GPT["variants"]["bf16 compiled"]
+    seconds = [GPT["variants"][name]["seconds per step"] for name in ("fp32", "bf16", "bf16 compiled")]
+    begun = compiled["first three steps, seconds"]
+    updates = (begun - plain["first three steps, seconds"]) / (median(seconds[1]) - median(seconds[2]))
+    held = [f"{size / 2**30:.2f}" for place, size in GPT["memory"] if place in ("before", "loss", "backward done")]
+    profile = (H100 / "profile.txt").read_text()
+    total = float(re.search(r"Self CUDA time total: ([\d.]+)ms", profile)[1])
+    for figure in (str(ratio(seconds[1], seconds[0])), str(ratio(seconds[2], seconds[1])), f"{begun:.1f} s",
+                   f"{round(updates, -2):,.0f} updates", *held, f"{total:.1f} ms", GPT["torch"], GPT["gpu"]):
+        assert figure in PAGE, figure
 
 
 @pytest.mark.parametrize("folder", [H100, H200], ids=["h100", "h200"])
@@ -82,10 +46,6 @@ def test_main_py_with_one_option_after_another(folder):
         if "gloo" not in path.name:
             seconds = read_run(path).seconds
             assert f"| `{path.name}` | {' / '.join(f'{each:.2f}' for each in seconds)} |" in PAGE, path
-
-
-def test_what_runs_has_its_versions():
-    assert GPT["torch"] in PAGE and GPT["gpu"] in PAGE
 
 
 @pytest.mark.weekly  # it compiles

@@ -36,6 +36,7 @@ def test_slurms_own_variables_for_mpi_are_no_mpirun():
     assert (placement.launcher, placement.world_size) == ("srun", 4)
 
 
+@pytest.mark.weekly
 def test_two_ranks_of_an_mpirun_train_together(tmp_path):
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(rendezvous.free_port())}
     tasks = runner.together([{**meet, "PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank),
@@ -88,6 +89,7 @@ def test_a_step_of_one_task_is_one_process_and_srun_in_a_shell_makes_ranks(name,
     assert launch.find_placement("cpu", env={**STEP, "SLURM_JOB_NAME": name, **step}).launcher == launcher
 
 
+@pytest.mark.weekly
 def test_ranks_of_torchrun_meet_at_a_dist_url():
     url = f"tcp://127.0.0.1:{rendezvous.free_port()}"
     done = runner.torchrun(2, *SMALL, "--timeout", 30, "--dist-url", url)

@@ -154,8 +154,8 @@ LARGE_ONLY = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "seen", "line"), [
-    pytest.param(*each, marks=pytest.mark.weekly if number else ()) for number, each in enumerate(LARGE_ONLY)])
+@pytest.mark.weekly
+@pytest.mark.parametrize(("old", "new", "seen", "line"), LARGE_ONLY)
 @pytest.mark.timeout(500)
 def test_data_for_fewer_ranks_than_there_are(tmp_path, old, new, seen, line):
     """With 32 ranks the first rank without data is named, or the first number of ranks; with 16 nothing is found."""
@@ -169,6 +169,7 @@ def test_data_for_fewer_ranks_than_there_are(tmp_path, old, new, seen, line):
     assert "no_step" not in {finding["name"] for finding in few["findings"]}
 
 
+@pytest.mark.weekly
 def test_the_first_rank_of_each_node_saves_one_path(tmp_path):
     script = written(tmp_path, TRAINING.replace("if rank == 0:", "if local_rank == 0:"))
     found = {finding["name"]: finding["seen"] for finding in pretend(tmp_path, "4x8", script)[1]["findings"]}
@@ -183,6 +184,6 @@ def test_a_rank_is_ended_in_time(tmp_path):
 
 @pytest.mark.parametrize(("options", "said"), [
     (["128"], "128 is no job"), (["1x1"], "1x1 is no job"), (["2x2", "--alpha", 1], "go together")])
-def test_bad_input_is_one_line(options, said):
-    done = runner.run(0, "doctor", "--pretend", *options, "main.py", script="-m")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
+def test_bad_input_is_one_line(options, said, doctor_ended):
+    status, _, errors = doctor_ended("--pretend", *options, "main.py")
+    assert status == 2 and len(errors.splitlines()) == 1 and said in errors, errors

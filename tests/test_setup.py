@@ -1,4 +1,4 @@
-"""scripts/setup, with a Python that plays venv and pip; the help of every script."""
+"""scripts/setup, with a Python that plays venv and pip."""
 
 import os
 import shutil

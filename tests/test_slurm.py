@@ -26,8 +26,7 @@ SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 1200, "--test
 LONG = [*SMALL, "--epochs", 1_000_000, "--batch-size", 48]
 
 installed = pytest.mark.skipif(bool(slurm_lab.missing()), reason=str(slurm_lab.missing()))
-each_file = pytest.mark.parametrize("file", FILES)
-one_weekly = pytest.mark.parametrize("file", ["ranks", pytest.param("torchrun", marks=pytest.mark.weekly)])
+each_file = pytest.mark.parametrize("file", ["ranks", pytest.param("torchrun", marks=pytest.mark.weekly)])
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +128,8 @@ def one_process(tmp_path_factory):
 
 @pytest.mark.parametrize(("file", "local_ranks", "sbatch", "env"), [
     ("ranks", [2, 1], ["--gpus-per-node=0", "--ntasks=3", "--ntasks-per-node=2", "--cpus-per-task=1"], {}),
-    ("torchrun", [2, 2], ["--gpus-per-node=0", "--cpus-per-task=2"], {"RANKS_PER_NODE": "2"}),
+    pytest.param("torchrun", [2, 2], ["--gpus-per-node=0", "--cpus-per-task=2"], {"RANKS_PER_NODE": "2"},
+                 marks=pytest.mark.weekly),
 ], ids=["ranks-2-1", "torchrun-2-2"])
 def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env, slurm, course, one_process):
     job = submit(slurm, course, file, *SMALL, "--batch-size", 96 // sum(local_ranks), "--save-model", "model.pt",
@@ -172,7 +172,7 @@ print(placement.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], placement.device
     assert sorted(done.stdout.splitlines()) == ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"], done.stderr
 
 
-@one_weekly
+@each_file
 def test_a_node_where_nothing_starts_ends_the_job(file, slurm, course):
     """The other node's ranks, or its torchrun, would wait ten minutes for it: it must be srun that ends them."""
     own_python(course, f"""
@@ -187,7 +187,7 @@ exec '{sys.executable}' "$@"
     runner.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
 
 
-@one_weekly
+@each_file
 def test_a_killed_rank_ends_the_job(file, slurm, course):
     job = submit(slurm, course, file, *LONG)
     wait_for_epoch(course, job)

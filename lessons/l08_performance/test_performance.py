@@ -16,6 +16,7 @@ def written(ranks, script, path, *arguments):
     return json.loads(path.read_text())
 
 
+@pytest.mark.weekly  # daily the notebook runs it, as it does waking.py
 @pytest.mark.parametrize(("ranks", "options", "ways"), [
     (3, [], [("alone", 1, 64), ("apart", 2, 64), ("ddp", 2, 64), ("apart", 3, 64), ("ddp", 3, 64)]),
     (2, ["--global-batches", 14], [("alone", 1, 14), ("ddp", 2, 7)])])
@@ -35,6 +36,7 @@ def test_a_step_is_measured_with_its_parts_and_its_time_on_the_wire(tmp_path):
     assert measured["steps"]["7@100mbit"][0] > 0.04, "the first bucket alone takes 42 ms"
 
 
+@pytest.mark.weekly
 def test_an_all_reduce_is_timed_in_four_situations(tmp_path):
     rounds = written(2, "waking", tmp_path / "x.json", "--rounds", 1, "--calls", 2)["rounds"]
     assert {name.split(maxsplit=1)[1] for name in rounds} == show.SITUATIONS.keys()

@@ -59,9 +59,8 @@ def test_the_law_finds_its_own_numbers():
 
 
 def test_a_race_names_a_winner_by_the_rule_and_none_where_a_run_missed_the_target():
-    assert "**2.0 s sooner**" in (won := show.race([(6.0, 4.0)] * 6)) and "; significant" in won
-    assert "1 pairs name no winner" in show.race([(6.0, 4.0)])
-    assert "two ranks 1 times" in show.race([(6.0, None), (6.0, 4.0)])
+    assert "2.0 s sooner" in (won := show.race([(6.0, 4.0)] * 6)) and "; significant" in won
+    assert "; significant" not in show.race([(6.0, 4.0)]) and " s sooner" not in show.race([(6.0, None), (6.0, 4.0)])
 
 
 def test_the_race_runs_the_learners_program(tmp_path, monkeypatch):
