@@ -1,7 +1,6 @@
 """How a lesson begins, compares a prediction, and shows a table, a verdict or a function."""
 
 import ast
-import difflib
 import inspect
 import os
 import platform
@@ -205,13 +204,6 @@ def small(difference: float) -> str:
 def code(*functions: Callable) -> None:
     """Show the source of functions as it stands in their files."""
     _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")
-
-
-def difference(old: Callable, new: Callable) -> None:
-    """Show how the source of `new` differs from that of `old`: lines that it adds (+) and leaves out (-)."""
-    before, after = (inspect.getsource(function).rstrip().splitlines() for function in (old, new))
-    lines = list(difflib.unified_diff(before, after, n=100, lineterm=""))[3:]
-    _show("```diff\n" + "\n".join(lines) + "\n```")
 
 
 def predicted(mine: object, measured: object, unit: str = "", what: str = "") -> None:
