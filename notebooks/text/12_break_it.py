@@ -24,7 +24,7 @@
 #
 # - a function that names the rank for which 64 ranks wait;
 # - a program of somebody else, repaired by you, and equal to one process;
-# - a job that takes less time per step, because of a part that you wrote.
+# - a job that takes less time per epoch, because of a part that you wrote.
 #
 # **You need** the collectives ([04](04_collectives.ipynb)), [06 · DDP](06_ddp.ipynb), and the three questions of
 # [07](07_traps.ipynb). No GPU.
@@ -247,14 +247,14 @@ check.balanced("mine/job_4815_shard.py")
 # check.balanced.solution()
 
 # %% [markdown]
-# Your shard and the job's take turns. The twelve steps of an epoch are unequally long, and *ms per step* is the median
-# that the job prints: a step in the middle, not a twelfth of the epoch.
+# Your shard and the job's take turns. What counts is the time of an epoch: its twelve steps are unequally long, and the
+# median that the job prints, *ms per step*, is that of one in the middle.
 
 # %%
 whose, before, after = incident.in_turns(check.balanced, pairs)
-lesson.table([{"shard": name, "ms per step, each run": ", ".join(f"{each:.0f}" for each in milliseconds)}
-              for name, milliseconds in (("the job's", before), (whose, after))])
-lesson.verdict(f"Time per step, the job's shard over {whose} shard: {ratio(before, after)}.")
+lesson.table([{"shard": name, "seconds per epoch, each run": ", ".join(f"{each:.2f}" for each in seconds)}
+              for name, seconds in (("the job's", before), (whose, after))])
+lesson.verdict(f"Time per epoch, the job's shard over {whose} shard: {ratio(before, after)}.")
 
 # %% [markdown]
 # The film shows why the report was wrong. Rank 0 calls its all-reduce early and waits. A profiler of rank 0 would count
