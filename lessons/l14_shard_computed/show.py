@@ -171,11 +171,12 @@ def on_top(folder: str | Path) -> int:
 
 
 def score(name: str, folder: str, budget: float) -> dict:
-    """A row for a run that step_memory has metered into `folder`, and whose lines stand in folder.txt."""
+    """A row for runs, one per seed: step_memory has metered one into `folder`, and their lines stand in folder.txt."""
     size, printed = largest(folder), Path(f"{folder}.txt").read_text()
+    losses = re.findall(r"val loss ([\d.]+) after", printed)
     return {"": name, "parameters": re.search(r"([\d,]+) parameters", printed)[1],
             "MB of the largest rank": f"{size:.1f}", "within the budget": "yes" if size <= budget else "no",
-            "val loss": re.search(r"val loss ([\d.]+) after", printed)[1]}
+            "val loss of each seed": ", ".join(losses), "median": f"{median(map(float, losses)):.3f}"}
 
 
 def largest(folder: str | Path) -> float:
