@@ -95,8 +95,8 @@ def shard(answer):
             yield Case(got, right, f"With n={n}, epoch={epoch} one process takes {one[:world_size]} first, and then "
                                    f"{one[world_size:2 * world_size]}. The ranks' first images are "
                                    f"{[rank[0] for rank in ranks]}, their second ones {[rank[1] for rank in ranks]}.",
-                       remark=reseeded * "It also gives torch's own generator a seed, from which dropout draws: a "
-                       "torch.Generator() is one of your own." if n == 21 else "")
+                       remark=reseeded * "One thing to mend: it gives torch's own generator a seed, from which "
+                       "dropout draws. A torch.Generator() is one of your own." if n == 21 else "")
 
 
 # Exercise 2: each test image counts once

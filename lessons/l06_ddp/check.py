@@ -270,7 +270,7 @@ def parts():
 
 same_weights = Step(
     1, SameWeights,
-    "All ranks begin with rank 0's parameters and buffers. state_dict() has both, and its tensors are the model's own.",
+    "All ranks begin with rank 0's parameters and buffers.",
     ("A model is more than its parameters: which method gives all of its tensors? And who must call a "
      "collective?",
      "Every rank calls it, those that receive, too: once for each tensor in the values of "

@@ -88,7 +88,7 @@ images, epochs = 3072, 2  # of the runs of your program at the end
 # ### Locate
 #
 # A film records every rank: what it computes, its messages, its loss, and a digest of weights and gradients per step.
-# Steps are counted from 0. `torchrun` reports at length that the program has failed, so its messages go to a file.
+# Steps are counted from 0, and updates from 1: update 2 is step 1. `torchrun` reports at length that the program has failed, so its messages go to a file.
 
 # %%
 # !torchrun --nproc_per_node=2 -m doctor --film results/live/07_trap_1.json --steps 6 \
@@ -256,8 +256,9 @@ check.save("mine/save.py")
 # **The task.** Make of it a program that `torchrun` can start as 1, 2, 3 or more ranks, with
 # `DistributedDataParallel`.
 #
-# - **The same training.** On any number of ranks the weights are those of one process: `BATCH` images per update of all
-#   ranks together, the same learning rate, a new order in every epoch.
+# - **The same training.** On any number of ranks the weights are those of your program on one rank: `BATCH` images per
+#   update of all ranks together, the same learning rate, a new order in every epoch. The order may differ from that of
+#   `minimal.py`.
 # - **True metrics.** One line per epoch, as `minimal.py` prints it: the loss of all training images, and the accuracy
 #   over all test images, each counted once.
 # - **One file**, `SAVE`, which the model of `minimal.py` can load.
@@ -271,7 +272,8 @@ check.save("mine/save.py")
 # !test -e mine/capstone.py || cp examples/minimal.py mine/capstone.py
 
 # %% [markdown]
-# To start it yourself, take away the first `# `. Before you change anything, two ranks print two lines per epoch. Why?
+# To start it yourself, take away the first `# `. With all of MNIST it takes some minutes, and writes `minimal.pt` in this
+# folder. Before you change anything, two ranks print two lines per epoch. Why?
 
 # %%
 # # !torchrun --nproc_per_node=2 mine/capstone.py --data {data.FOLDER}

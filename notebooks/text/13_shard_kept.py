@@ -6,7 +6,7 @@
 #       parameters:
 #         updates: 4
 #         rates: 300mbit none
-#         rounds: 6
+#         rounds: 1
 #       seconds: 60
 #     seconds: 240
 #   kernelspec:
