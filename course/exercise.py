@@ -106,7 +106,7 @@ class Exercise:
     @property
     def whose(self) -> str:
         """For a caption: "yours" where a check has found it right, else "ours"."""
-        return "yours" if self.file else "ours"
+        return {"mine": "yours", "ours": "ours"}[self.parts]
 
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         """For each answer its cases, and the exception that ended it early, if any. An answer may be the path of a file

@@ -222,8 +222,8 @@ class KeptExercise(ExerciseOnRanks):
         self.kept = Path(kept)
 
     @property
-    def whose(self) -> str:
-        return "yours" if self.kept.exists() else "ours"
+    def parts(self) -> str:
+        return "mine" if self.kept.exists() else "ours"
 
     def judged(self, attempt, status):
         super().judged(attempt, status)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from course.plots.style import COLOURS, PHASES, head, name_rows, write_in
 from course.plots.tables import field, need, plain
 
-# These always have the same colour.
+# One colour in all pictures: a reader learns it once.
 EVENTS = PHASES | {"evaluate": "#B5DEF5", "wait": "#BDBDBD", "work": "#5F5F5F", "all-reduce": "#D55E00"}
 
 
@@ -60,12 +60,12 @@ def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None =
     steps (default: all). Times are milliseconds from the first that is drawn.
     """
     events = _events(film, steps)
-    # three lanes per rank
-    return timeline(events, ax or plt.subplots(figsize=(14, 1.5 + 2.6 * events["rank"].nunique()))[1])
+    height = 1.5 + 2.6 * events["rank"].nunique()  # three lanes per rank
+    return timeline(events, ax or plt.subplots(figsize=(14, height))[1])
 
 
 def films(runs: dict[str, dict | str | Path], step: int) -> list[Axes]:
-    """{title: the film of a run}: the lanes of two ranks in that step, one run below the other, on one axis of time."""
+    """{title: the film of a run}: the lanes of all ranks in that step, one run below the other, on one axis of time."""
     shown = {title: _events(film, range(step, step + 1)) for title, film in runs.items()}
     length = max(events["end"].max() for events in shown.values())
     axes = plt.subplots(len(runs), 1, figsize=(14, 6 * len(runs)), sharex=True)[1]

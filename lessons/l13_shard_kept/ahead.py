@@ -19,19 +19,11 @@ from course.on_ranks import theirs_or_ours
 from course.timing import slowest, timed
 from lessons.l13_shard_kept.solution import WhenNeeded
 from lessons.start.gpt_step import GPTStep
-from lessons.start.ours.fsdp import MyFSDP
+from lessons.start.ours.fsdp import MyFSDP, parallelize
 from trainer import files, launch
 from trainer.options import positive
 
 STEPS = {"when needed": (3, WhenNeeded), "one block ahead": (4, MyFSDP)}
-
-
-def strategy(wrap):
-    """parallelize() with that class in the place of MyFSDP."""
-    def parallelize(model, make_optimizer):
-        parallel = wrap(model, model.blocks)
-        return parallel, make_optimizer(parallel.shards)
-    return parallelize
 
 
 def main():
@@ -53,7 +45,7 @@ def main():
                    for name, (step, ours) in STEPS.items()}
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
-        strategies = {"alone": None} | {name: strategy(wrap) for name, (wrap, _) in classes.items()}
+        strategies = {"alone": None} | {name: partial(parallelize, wrap=wrap) for name, (wrap, _) in classes.items()}
         trainings = {name: GPTStep(args.batch * placement.world_size, args.context, args.width, args.layers, each)
                      for name, each in strategies.items()}
         for training in trainings.values():

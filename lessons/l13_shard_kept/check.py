@@ -29,10 +29,6 @@ class Strategy(KeptExercise):
         same = self.kept.exists() and mine.exists() and mine.read_bytes() == self.kept.read_bytes()
         return "mine" if same else "ours"
 
-    @property
-    def whose(self):
-        return {"mine": "yours", "ours": "ours"}[self.parts]
-
 
 # ------------------------------------------------------------------------------------------------------------ MyZero
 
@@ -414,7 +410,8 @@ def fsdp_cases(step, ranks):
         yield Case(seen["left"], [], f"{on}: after finish() units {seen['left']} have memory on rank {rank}.")
         must = ("It clips to a norm of 0.05 with clip_grad_norm_." if step == 5 else
                 "It has the mean over the ranks, and the sum over micro-batches since zero_grad().")
-        yield Case(updates, [0.0] * 3, f"{on}: after {wrong} rank {rank} has not the weights of one process. {must}")
+        yield Case(updates, [0.0] * 3, f"{on}: after {wrong} rank {rank} does not have the weights of one "
+                   f"process. {must}")
         yield Case(max(seen["bytes"], 1), 1, f"{on}: rank {rank} sent {seen['bytes']:.2f} times the bytes of two "
                    "gathers of each block, one of unit 0, and one reduce-scatter of all.")
 

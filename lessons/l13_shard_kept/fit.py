@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from course import rank_program
-from course.step_memory import last_update, most
+from course.step_memory import last_update, most, settle
 from lessons.start.gpt_step import GPTStep
 from lessons.start.ours.fsdp import parallelize
 from trainer import files, launch
@@ -53,6 +53,7 @@ def main():
             raise ValueError("this shards a model: start two ranks, torchrun --nproc_per_node=2")
         files.check_output("--out", args.out)
     torch.set_num_threads(1)
+    settle()
     with rank_program.ranks(placement, args.timeout):
         choices = []
         for micro_batches in MICRO_BATCHES:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from course.exercise import Case, Wrong, edited, exercise, mistake
+from course.exercise import PACKED, Case, Wrong, edited, exercise, mistake
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement, patched
 from examples.minimal_gpt import GPT, loss_of
@@ -27,16 +27,9 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_sca
 # ------------------------------------------------------------------------------- exercises 1 and 2: mine/tensor.py
 
 
-def of_text(text, model, make_optimizer):
-    """parallelize() of a text of tensor.py."""
-    space = dict(vars(tensor))
-    exec(text, space)
-    return space["parallelize"](model, make_optimizer)
-
-
 def wrong(edits):
     """A typical mistake: the course's tensor.py with other lines."""
-    return partial(of_text, edited(inspect.getsource(tensor), edits))
+    return mistake(parallelize, edits, whole_file=True)
 
 
 PIECES = {name: f"whole.weight.chunk(dist.get_world_size(group), dim={dim})[dist.get_rank(group)]"
@@ -130,6 +123,8 @@ class OfTensor(ExerciseOnRanks):
         self.shown = solution
 
     def solution(self):
+        if self.check.__code__.co_filename.startswith(PACKED):  # a learner's copy
+            return super().solution()
         print("\n\n".join(inspect.getsource(each) for each in self.shown))
 
 

@@ -9,15 +9,14 @@ afterwards tells which piece it is. The file is one JSON object: the machine; `s
 """
 
 import importlib
-import sys
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from course import rank_program, shortcuts
-from course.lesson import ROOT
 from examples.minimal_gpt import GPT
+from lessons.start.gpt_step import use_strategies
 from trainer import files, launch
 
 WEIGHTS = ["blocks.0.qkv.weight", "blocks.0.up.weight", "blocks.0.down.weight", "blocks.3.up.weight"]
@@ -51,7 +50,7 @@ def main():
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")
         files.check_output("--out", args.out)
-    sys.path[:0] = [str(ROOT / "mine")] * (args.parts == "mine") + [str(ROOT / "lessons/start/ours")]
+        use_strategies(args.strategies, args.parts)
     with rank_program.ranks(placement, args.timeout):
         shortcuts.defer_compiler()
         pieces = {}

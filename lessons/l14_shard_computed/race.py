@@ -3,20 +3,17 @@
     torchrun --nproc_per_node=2 lessons/l14_shard_computed/race.py --strategies ddp tensor --batch 4 \\
         --rates 100mbit none --out results/live/14_race.json
 
-All strategies train the same GPT on the same number of crops, in turns. `--parts mine` takes those in mine/ where there
-are any. A rate is that of course/dial.py; none: no limit.
+All strategies train the same GPT on the same number of crops, in interleaved rounds. `--parts mine` takes the learner's
+where they exist. A rate is that of course/dial.py; none: no limit.
 
-The file is one JSON object: the machine; `parameters`; `tokens` per update; `kept`, whether glibc keeps what is freed
-(MALLOC_TRIM_THRESHOLD_); `rounds`, {rate: {strategy: [seconds per update, of the slowest rank]}}; `cpu` and `faults`,
-the same of the seconds of CPU time, and of page faults, per update, of all ranks together; `events` of the fastest of
-some updates of each pipeline, [{rank, event, text, start, end}] in ms.
+The file is one JSON object: the machine; `rounds`, {rate: {strategy: [seconds per update, of the
+slowest rank]}}; `cpu` and `faults`, the same of the seconds of CPU time, and of page faults, per update, of all ranks
+together; `events` of the fastest of some updates of each pipeline, [{rank, event, text, start, end}] in ms.
 """
 
 import contextlib
 import importlib
-import os
 import resource
-import sys
 import time
 from functools import partial
 
@@ -24,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from course import dial, rank_program, shortcuts
-from course.lesson import ROOT
 from course.timing import slowest, timed
-from lessons.start.gpt_step import GPTStep
+from examples.minimal_gpt import HEADS
+from lessons.start.gpt_step import GPTStep, use_strategies
 from trainer import files, launch
 from trainer.options import positive
 
@@ -49,10 +46,9 @@ def drawn(training):
     def note(name):
         start = time.perf_counter()  # CLOCK_MONOTONIC: on this machine the same for all ranks
         yield
-        event, _, number = name.lower().partition(" ")
-        if number.isdecimal():
-            noted.append({"rank": dist.get_rank(), "event": event, "text": number, "start": 1000 * start,
-                          "end": 1000 * time.perf_counter()})
+        event, number = name.split()
+        noted.append({"rank": dist.get_rank(), "event": event, "text": number, "start": 1000 * start,
+                      "end": 1000 * time.perf_counter()})
 
     space, runs = importlib.import_module("pipeline"), []  # the course's, which notes each forward and backward
     original, space.record_function = space.record_function, note
@@ -88,9 +84,7 @@ def measure(args):
             rounds[rate][name] = slowest(sums[:, 0].tolist())
             dist.all_reduce(sums)
             cpu[rate][name], faults[rate][name] = sums[:, 1].tolist(), sums[:, 2].tolist()
-    return {"parameters": trainings[args.strategies[0]].parameters, "tokens": args.batch * args.context,
-            "micro_batches": args.micro_batches, "kept": os.environ.get("MALLOC_TRIM_THRESHOLD_") == "-1",
-            "rounds": rounds, "cpu": cpu, "faults": faults,
+    return {"rounds": rounds, "cpu": cpu, "faults": faults,
             "events": {name: drawn(training) for name, training in trainings.items() if args.draw}}
 
 
@@ -113,8 +107,10 @@ def main():
         if args.batch % (placement.world_size * args.micro_batches):
             raise ValueError(f"--batch {args.batch} must be a multiple of {placement.world_size} ranks times "
                              "--micro-batches: DDP shares it")
+        if args.width % HEADS:
+            raise ValueError(f"--width {args.width} must be a multiple of {HEADS}, the number of heads")
+        use_strategies(args.strategies, args.parts)
         files.check_output("--out", args.out)
-    sys.path[:0] = [str(ROOT / "mine")] * (args.parts == "mine") + [str(ROOT / "lessons/start/ours")]
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
         shortcuts.defer_compiler()

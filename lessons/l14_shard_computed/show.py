@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from course import step_memory
 from course.compare import ratio
 from course.dial import words
-from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, handles, key_below, name_rows, write_in
+from course.plots.style import COLOURS, GREY, PALE, PHASES, bare, colour_of, handles, key_below, name_rows, write_in
 from course.plots.timelines import timeline
 
 NAMES = {"ddp": "DDP", "tensor": "TP", "fsdp_tp": "FSDP × TP", "gpipe": "GPipe", "pipe": "1F1B"}
@@ -107,7 +107,7 @@ def schedules(panels: dict[str, tuple[list[dict], str]], columns: int = 2) -> Fi
         ax.get_legend().remove()
         ax.set_title(title, fontsize=18, pad=6)
         ax.set_xlabel(unit if number // columns == rows - 1 else "")
-    key_below(fig, {"forward of a micro-batch": "#56B4E9", "backward of a micro-batch": "#0072B2"})
+    key_below(fig, {"forward of a micro-batch": PHASES["forward"], "backward of a micro-batch": PHASES["backward"]})
     return fig
 
 

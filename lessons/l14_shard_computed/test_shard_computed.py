@@ -54,6 +54,7 @@ def test_what_cannot_be_cut_is_refused_in_a_line(ranks, options, message):
     done = subprocess.run(command, cwd=runner.ROOT, env=runner.environment(OMP_NUM_THREADS="1"), capture_output=True,
                           text=True, timeout=120)
     assert done.returncode and message in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr.partition("failed (exitcode")[0]  # behind it stands torchrun's own
 
 
 def test_the_cells_of_the_notebook_become_a_right_file(tmp_path, monkeypatch):

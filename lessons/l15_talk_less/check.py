@@ -261,7 +261,7 @@ local = Part(
          mistake(Local, {"self.updates % self.every == 0": "self.updates % self.every == self.every - 1"}),
      "No update of this rank was made: where is self.inner.step()?":
          mistake(Local, {"        self.inner.step()\n": ""}),
-     "The ranks never talked.": mistake(Local, {"            self.agree()": "            pass"})},
+     "The ranks never communicated.": mistake(Local, {"            self.agree()": "            pass"})},
     (2, 3))
 
 

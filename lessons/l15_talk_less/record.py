@@ -29,7 +29,7 @@ FILE = Path("results/recorded/talk-less/trainings.jsonl")
 UPDATES, BATCH, CONTEXT, WIDTH, LAYERS = 800, 8, 64, 64, 2
 RANKS, REPORT = 4, 80
 SEEDS = (0, 1, 2)
-LARGE = 8  # batches of the large one
+LARGE = 8  # ordinary batches in a large one
 # (strategy, batches between two messages)
 STRATEGIES = [("ddp", 1), ("local", 8), ("diloco", 8), ("large", LARGE)]
 

@@ -22,7 +22,7 @@ from course.plots.style import COLOURS, GREY, PALE, bare, colour_of, darker, hal
 from lessons.l15_talk_less import record
 
 WORDS = {"ddp": "DDP", "hook": "DDP, 16 bits", "hierarchical": "DDP, hierarchical", "hsdp": "HSDP",
-         "local": "local SGD", "diloco": "DiLoCo", "large": "DDP, batch × 8"}
+         "local": "local SGD", "diloco": "DiLoCo", "large": f"DDP, batch × {record.LARGE}"}
 COLOUR = {"ddp": 6, "hook": 0, "hierarchical": 5, "hsdp": 3, "local": 2, "diloco": 1, "large": 0}
 PER_NODE = 2
 

@@ -65,6 +65,8 @@ def main():
         if why := dial.missing():
             raise OSError(why)
         files.check_output("--out", args.out)
+        for name in args.mine:
+            files.check_input("--mine", f"mine/{name}.py")
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
         shortcuts.defer_compiler()

@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from course import exercise
 from course.exercise import PACKED, Case, edited
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
@@ -217,15 +218,9 @@ class Exam(ExerciseOnRanks):
         print(edited(inspect.getsource(solution), OF_TEXT[self.text]))
 
 
-def changed(edits, text, args):
-    """The solution of that text, with some of it replaced, {old: new}, trains."""
-    namespace = {"__name__": "changed"}
-    exec(edited(inspect.getsource(solution), edits | OF_TEXT[text]), namespace)
-    namespace["train"](args)
-
-
 def mistake(edits, text="a"):
-    return partial(changed, edits, text)
+    """The solution of that text, with some of it replaced, {old: new}."""
+    return exercise.mistake(solution.train, edits | OF_TEXT[text], whole_file=True)
 
 
 def note(name: str | None = None) -> None:
@@ -299,7 +294,7 @@ MISTAKES = {
     'it with one process. Draw the same on all ranks, and take a share. More: `check.note("crops")`.':
         OWN_CROPS | {"    for update in range(1,": "    args.batch //= ranks\n    for update in range(1,"},
     "Your program knows no micro-batches. Each rank divides its share into --accumulate of them, whose gradients add "
-    "up.": {"chunk(args.accumulate)": "chunk(1)", "number == args.accumulate": "True"},
+    "up.": {"chunk(args.accumulate)": "chunk(1)"},
     "That is the mean of the micro-batches' means. They hold unequal numbers of targets, so a target in a short one "
     "weighs more. Add the loss up, and divide by all targets of the update, those of the other ranks, too. More: "
     '`check.note("loss")`.': {MICRO: "loss_of(wrapped, part, targets_of(part)) / args.accumulate",

@@ -52,8 +52,9 @@ def train(args):
         windows = learnt[begins[:, None] + torch.arange(args.context + 1)]
         count = (targets_of(windows) >= 0).sum()  # of the whole update: this rank has drawn all of its crops
         loss = 0
-        for number, part in enumerate(windows[rank::ranks].chunk(args.accumulate), 1):
-            last = number == args.accumulate  # only then need gradients be sent, all that have added up
+        parts = windows[rank::ranks].chunk(args.accumulate)
+        for number, part in enumerate(parts, 1):
+            last = number == len(parts)  # only then need gradients be sent, all that have added up
             if args.fsdp:
                 model.set_requires_gradient_sync(last)
             with nullcontext() if last or args.fsdp else wrapped.no_sync():

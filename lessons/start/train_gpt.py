@@ -20,7 +20,7 @@ these, the program uses it:
 """
 
 import argparse
-import importlib.util
+import importlib
 import os
 import sys
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ parser.add_argument("--context", type=int, default=64, help="bytes per crop; def
 parser.add_argument("--width", type=int, default=128, help="of the model, a multiple of its 4 heads; default: 128")
 parser.add_argument("--layers", type=int, default=4, help="blocks of the model; default: 4")
 parser.add_argument("--lr", type=float, default=3e-3, help="largest learning rate; default: 0.003")
-parser.add_argument("--clip", type=float, help="largest norm of the gradient; default: any")
+parser.add_argument("--clip", type=float, help="largest norm of the gradient; default: no limit")
 parser.add_argument("--seed", type=int, default=0, help="of the first weights and the crops; default: 0")
 parser.add_argument("--report", type=int, default=20, help="updates between two lines; default: 20")
 parser.add_argument("--validate", action="store_true", help="tell the val loss, too, in each of these lines")
@@ -60,15 +60,23 @@ from examples.minimal_gpt import GPT, HEADS, loss_of, rate, read_text, validate,
 torch.set_num_threads(1)  # a process computes on one core, as in a cluster on one GPU
 rank, world_size, args.device = join()
 if args.width % HEADS or min(vars(args)[name] for name in ("batch", "micro_batches", "width", "layers", "context",
-                                                           "updates", "report")) < 1 or args.lr <= 0:
-    parser.exit(2, f"--width must be a multiple of {HEADS}, all whole numbers at least 1, and --lr above 0\n")
+                                                           "updates", "report")) < 1 or args.lr <= 0 or (
+        args.clip is not None and args.clip <= 0):
+    parser.exit(2, f"--width must be a multiple of {HEADS}, all whole numbers at least 1, --lr and --clip above 0\n")
 if args.text and not (os.path.isfile(args.text) and os.path.getsize(args.text) > 10 * args.context):
     parser.exit(2, f"--text {args.text} is not a file of more than {10 * args.context} bytes\n")
 
 if args.save and (os.path.isdir(args.save) or not os.path.isdir(os.path.dirname(args.save) or ".")):
     parser.exit(2, f"--save {args.save} must be a file in a folder that is there\n")
-if world_size > 1 and not (args.strategy and importlib.util.find_spec(args.strategy)):
-    parser.exit(2, f"--strategy {args.strategy}: there is no {args.strategy}.py in {', '.join(sys.path[:2])}\n")
+if world_size > 1:
+    try:
+        strategy = importlib.import_module(args.strategy or "none")
+    except ModuleNotFoundError as error:
+        if not f"{args.strategy or 'none'}.".startswith(f"{error.name}."):
+            raise  # of an import in the strategy's file
+        parser.exit(2, f"--strategy {args.strategy}: there is no {args.strategy}.py in {', '.join(sys.path[:2])}\n")
+    if not hasattr(strategy, "parallelize"):
+        parser.exit(2, f"--strategy {args.strategy}: {strategy.__file__} has no parallelize()\n")
 
 learnt, held_out = read_text(args)
 torch.manual_seed(args.seed)  # the same first weights on all ranks
@@ -118,7 +126,6 @@ def whole_model():
 parallel, optimizer, name = model, None, "one process"
 if world_size > 1:
     torch.manual_seed(1 + rank)  # from here on each rank draws numbers of its own
-    strategy = importlib.import_module(args.strategy)
     name = f"{args.strategy} ({os.path.basename(os.path.dirname(strategy.__file__))})"
     parallel, optimizer = strategy.parallelize(model, make_optimizer)
 optimizer = optimizer or make_optimizer(model.parameters())

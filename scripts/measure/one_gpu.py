@@ -10,7 +10,6 @@ scripts/measure/gpu_pictures.py draws the files.
 """
 
 import argparse
-import gzip
 import json
 import os
 import time
@@ -23,7 +22,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from course.timing import interleave, timed
 from examples.minimal_gpt import GPT, loss_of
+from trainer.options import positive
 
 CONTEXT, WIDTH, LAYERS, BATCH = 512, 1024, 12, 32  # 152 million parameters
 STEPS = 5  # of each variant in a round
@@ -79,15 +80,6 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def seconds_per_step(variant: Variant, windows: torch.Tensor) -> float:
-    wait(variant.device)
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        variant.step(windows)
-    wait(variant.device)
-    return (time.perf_counter() - start) / STEPS
-
-
 def memory_along_a_step(variant: Variant, windows: torch.Tensor) -> list[tuple[str, int]]:
     """(where, bytes allocated) after each block's forward and backward, and after the update."""
     samples = []
@@ -117,10 +109,10 @@ def memory_along_a_step(variant: Variant, windows: torch.Tensor) -> list[tuple[s
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the files; made if it is missing")
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (%(default)s)")
+    parser.add_argument("--rounds", type=positive(int), default=9, help="interleaved rounds (%(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny model")
     args = parser.parse_args()
-    if not (torch.cuda.is_available() or args.rehearse) or "LOCAL_RANK" not in os.environ:
+    if not (torch.cuda.is_available() or args.rehearse) or os.environ.get("WORLD_SIZE") != "1":
         parser.error("needs a CUDA GPU (or --rehearse), and torchrun --nproc_per_node=1")
     args.out.mkdir(parents=True, exist_ok=True)
     on_gpu = not args.rehearse
@@ -150,12 +142,12 @@ def main():
         first = each.warm(windows)
         peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
         results["variants"][name] = {"first three steps, seconds": first, "graphs": each.graphs,
-                                     "graph breaks": each.graph_breaks, "seconds per step": [],
+                                     "graph breaks": each.graph_breaks,
                                      "peak bytes above the start": peak}
-    for number in range(args.rounds):
-        order = list(variants.items())
-        for name, each in order if number % 2 == 0 else reversed(order):
-            results["variants"][name]["seconds per step"].append(seconds_per_step(each, windows))
+    programs = {name: partial(timed, partial(each.step, windows), STEPS, windows.device)
+                for name, each in variants.items()}
+    for name, seconds in interleave(programs, args.rounds).items():
+        results["variants"][name]["seconds per step"] = seconds
     for name, each in variants.items():  # after the rounds: the graph of another batch may be used for this one, too
         results["variants"][name]["new graphs of half a batch"] = each.recompiled(windows)
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as trace:
@@ -164,10 +156,7 @@ def main():
     by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     table = trace.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60)
     (args.out / "profile.txt").write_text(table, encoding="utf-8")
-    trace.export_chrome_trace(str(args.out / "profile.json"))
-    plain = args.out / "profile.json"
-    (args.out / "profile.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
+    trace.export_chrome_trace(str(args.out / "profile.json.gz"))
     (args.out / "gpt.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     for name, facts in results["variants"].items():
         median = sorted(facts["seconds per step"])[args.rounds // 2]

@@ -44,7 +44,8 @@ class Unit:
 
 class MyFSDP(nn.Module):
     """A module whose weights are sharded. blocks: parts of it, in the order of forward, each used once. Unit 0 is the
-    rest of the module. The optimizer gets `shards`, a parameter [values] per unit."""
+    rest of the module. The optimizer gets `shards`, a parameter [values] per unit. Between a forward and the next
+    step() comes its backward, or whole(): they free unit 0."""
 
     def __init__(self, module, blocks):
         super().__init__()
@@ -115,6 +116,6 @@ class MyFSDP(nn.Module):
             shard.grad *= (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1)
 
 
-def parallelize(model, make_optimizer):
-    parallel = MyFSDP(model, model.blocks)
+def parallelize(model, make_optimizer, wrap=MyFSDP):
+    parallel = wrap(model, model.blocks)
     return parallel, make_optimizer(parallel.shards)

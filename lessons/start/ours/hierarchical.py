@@ -1,6 +1,7 @@
 """DDP whose all-reduce knows the nodes: within each node, between one leader per node, within each node."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ def hook(groups, bucket):
 
 
 def parallelize(model, make_optimizer):
+    if dist.get_world_size() % RANKS_PER_NODE:
+        sys.exit(f"{dist.get_world_size()} ranks make no nodes of {RANKS_PER_NODE}")
     node, _ = dist.new_subgroups(RANKS_PER_NODE)
     leaders = dist.new_group(range(0, dist.get_world_size(), RANKS_PER_NODE))
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)

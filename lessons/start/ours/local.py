@@ -2,16 +2,20 @@
 
     EVERY=8 torchrun --nproc_per_node=4 mine/train_gpt.py --strategy local --updates 64
 
-Between two messages the ranks have different weights: --updates must be a multiple of EVERY.
+Between two messages the ranks have different weights: --updates must be a multiple of EVERY, and so must --report with
+--validate.
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 EVERY = int(os.environ.get("EVERY", "8"))  # updates between two messages
+if EVERY < 1:
+    sys.exit(f"EVERY={EVERY}: at least 1")
 
 
 class Local(torch.optim.Optimizer):
