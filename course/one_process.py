@@ -325,7 +325,7 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = options.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=numbers, default=[2, 3], help="numbers of ranks, with commas between them; default: 2,3")
+    parser.add_argument("--ranks", type=numbers, default=[2, 3], help="with commas between them; default: 2,3")
     parser.add_argument("--updates", type=options.positive(int), default=6, help="so many, then the program ends")
     parser.add_argument("--timeout", type=options.positive(float), default=LIMIT, help="seconds of a start")
     parser.add_argument("--to-end", action="store_true", help="let the program go on to its end")
