@@ -68,7 +68,7 @@ def films(runs: dict[str, dict | str | Path], step: int) -> list[Axes]:
     """{title: the film of a run}: the lanes of all ranks in that step, one run below the other, on one axis of time."""
     shown = {title: _events(film, range(step, step + 1)) for title, film in runs.items()}
     length = max(events["end"].max() for events in shown.values())
-    axes = plt.subplots(len(runs), 1, figsize=(14, 6 * len(runs)), sharex=True)[1]
+    axes = plt.subplots(len(runs), 1, figsize=(14, 6 * len(runs)), sharex=True, squeeze=False)[1][:, 0]
     for ax, (title, events) in zip(axes, shown.items(), strict=True):
         timeline(events, ax, length).set_title(title, pad=40)
         ax.set_xlabel("milliseconds" if ax is axes[-1] else "")

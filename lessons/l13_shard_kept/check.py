@@ -282,7 +282,7 @@ def measure_fsdp(step, cls, context):
     def noted(gather):
         def call(*args, **options):
             work = gather(*args, **options)
-            return work and Gathering(work, memory_of((*args, *options.values())[0]), under_way)
+            return work and Gathering(work, memory_of(args[0] if args else options["output_tensor"]), under_way)
         return call
 
     names = [name for name in ("all_gather_single", "all_gather_into_tensor") if hasattr(dist, name)]
@@ -421,7 +421,8 @@ def placed(on, rank, during):
         yield Case(held, right, f"{on}: during the {phase} of unit {number} the units that have memory on rank {rank} "
                    f"are {held}; {right} are right.")
         yield Case(under_way, right_under_way, f"{on}: while unit {number} computes its {phase}, rank {rank} has begun "
-                   f"to gather the units {under_way} and has not waited for them; {right_under_way} are right.")
+                   f"to gather the units {under_way} with all_gather_single and has not waited for them; "
+                   f"{right_under_way} are right.")
 
 
 class Step(Strategy):

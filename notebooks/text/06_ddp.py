@@ -305,8 +305,8 @@ check.overlapped("mine/my_ddp.py")
 #
 # Your program now runs on a network of 150 Mbit/s ([04](04_collectives.ipynb) has the dial), once with step 3 and once
 # with step 4. Both runs are filmed: `-m doctor --film` starts a program and records what each of its ranks does.
-# `06_program_3` is a copy of your program with your class as of step 3. Step 3 sends by your ring: on two ranks its all-reduce is two messages to the
-# neighbour, and two from it.
+# `06_program_3` is your program with the class as of step 3, yours or the course's. Step 3 sends by your ring: on two
+# ranks its all-reduce is two messages to the neighbour, and two from it.
 
 # %%
 why = dial.missing()  # None where this machine has a dial, else a line that says why not

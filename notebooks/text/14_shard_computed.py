@@ -375,9 +375,9 @@ lesson.table(show.causes(pipes))
 # With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both. More micro-batches make it smaller.
 #
 # The formula has no difference between the two, and yet GPipe takes longer here, with more CPU time. CPU time does not
-# count waiting, so the cause is not the bubble. Nor are it page faults, which fresh memory costs: in the first row the
-# C library keeps memory, and there are none; in the second it gives memory back, and the ratio stays. We have not found
-# the cause.
+# count waiting, so the cause is not the bubble. Nor is it page faults, which fresh memory costs: in the first row the C
+# library keeps memory, and there are hardly any; in the second it gives memory back, and the ratio stays. We have not
+# found the cause.
 #
 # ## What do they save?
 #
