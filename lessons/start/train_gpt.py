@@ -62,7 +62,7 @@ rank, world_size, args.device = join()
 if args.width % HEADS or min(vars(args)[name] for name in ("batch", "micro_batches", "width", "layers", "context",
                                                            "updates", "report")) < 1 or args.lr <= 0 or (
         args.clip is not None and args.clip <= 0):
-    parser.exit(2, f"--width must be a multiple of {HEADS}, and all sizes and counts at least 1; --lr and --clip above 0\n")
+    parser.exit(2, f"--width must be a multiple of {HEADS}, sizes and counts at least 1, --lr and --clip above 0\n")
 if args.text and not (os.path.isfile(args.text) and os.path.getsize(args.text) > 10 * args.context):
     parser.exit(2, f"--text {args.text} is not a file of more than {10 * args.context} bytes\n")
 
