@@ -1,8 +1,10 @@
 """Tensor parallelism between two neighbours, and FSDP across, on a mesh of ranks / 2 x 2: PyTorch's own."""
 
 import sys
+from functools import partial
 
 import torch.distributed as dist
+from clip import clip_grad_norm
 from tensor import cut
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,4 +19,5 @@ def parallelize(model, make_optimizer):
         fully_shard(block, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
     model.share = mesh["data"].get_local_rank(), mesh["data"].size()
+    model.clip = partial(clip_grad_norm, model)
     return model, make_optimizer(model.parameters())

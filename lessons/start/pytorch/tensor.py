@@ -6,8 +6,10 @@ reads it.
 """
 
 import sys
+from functools import partial
 
 import torch.distributed as dist
+from clip import clip_grad_norm
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -22,5 +24,5 @@ def cut(model, mesh):
 
 def parallelize(model, make_optimizer):
     cut(model, init_device_mesh("cpu", (dist.get_world_size(),)))
-    model.share = (0, 1)
+    model.share, model.clip = (0, 1), partial(clip_grad_norm, model)
     return model, make_optimizer(model.parameters())
