@@ -93,12 +93,21 @@ def test_what_only_reads_and_draws_starts_without_torch():
 
 
 @pytest.mark.parametrize(("file", "text", "line"), [
+    ("scripts/runs.py", "import os\nfrom main import train", "scripts/runs.py:2 imports main: nothing imports main.py"),
     ("course/hosts.py", "def late():\n    from lessons.l01_a import show",
      "course/hosts.py:2 imports lessons.l01_a.show: course does not import lessons"),
+    ("examples/minimal.py", "import utils", "examples/minimal.py:1 imports utils: examples does not import root"),
+    ("doctor/report.py", "from course import runs",
+     "doctor/report.py:1 imports course.runs: doctor does not import course"),
+    ("gallery/hang.py", "import scripts.runs",
+     "gallery/hang.py:1 imports scripts.runs: gallery does not import scripts"),
+    ("lessons/l01_b/test_b.py", "from lessons.l01_a import show",
+     "lessons/l01_b/test_b.py:1 imports lessons.l01_a.show: no lesson imports another"),
     ("lessons/l01_a/program.py", "from .check import mine",
      "lessons/l01_a/program.py:1 imports lessons.l01_a.check: a program imports solution.py, never check.py"),
+    ("trainer/data.py", "from . import files", "a circle: trainer.data -> trainer.files -> trainer.data"),
 ])
-def test_a_breach_is_one_line(tmp_path, file, text, line):
+def test_a_breach_of_each_rule_is_one_line(tmp_path, file, text, line):
     sound = {"main.py": "import utils", "utils.py": "import torch", "course/runs.py": "from trainer import data",
              "lessons/l01_a/show.py": "from course.runs import read", "lessons/l01_a/check.py": "",
              "scripts/runs.py": "", "trainer/data.py": "", "trainer/files.py": "def late():\n    import trainer.data",

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from course import plots, runs
+from scripts import notebook_runs
 from tests.test_runs import as_text, end_record, epoch_record, run_record
 
 mpl.use("Agg")
@@ -114,6 +115,19 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
     assert line_of(plots.throughput(table), "-")[0].get_xdata().tolist() == [1, 2]
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.throughput(table.iloc[2:])
+
+
+# ---------------------------------------------------------------- the files, and the command that writes them
+
+
+def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
+    plots.loss_by_epoch(pd.DataFrame({"epoch": [0, 1], "loss": [2.0, 1.0]})).figure.savefig(tmp_path / "plot.png")
+    plt.imsave(tmp_path / "noise.png", np.random.default_rng(0).random((64, 64, 3)))
+    plot, noise = ((tmp_path / name).read_bytes() for name in ("plot.png", "noise.png"))
+    (tmp_path / "small.png").write_bytes(small := notebook_runs.small_png(plot))
+    before, after = (plt.imread(tmp_path / name)[..., :3] for name in ("plot.png", "small.png"))
+    assert len(small) < len(plot) / 2 and abs(before - after).mean() < 0.5 / 255
+    assert notebook_runs.small_png(noise) == noise
 
 
 # ---------------------------------------------------------------- timeline
