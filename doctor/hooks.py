@@ -748,19 +748,18 @@ class Hooks:
                           together=any(numbers & set(model.trained.values()) for model in self.all_wrapped))
         settings = [f"{name}={value}" for group in optimizer.param_groups for name, value in group.items()
                     if isinstance(value, int | float | tuple)]
-        count, form = self.optimizers[optimizer], shapes(held)
+        count, line = self.optimizers[optimizer], where()
         if self.modes.get(optimizer) != settings:
             self.modes[optimizer] = settings
-            self.log.note("settings", optimizer=self.number_of(optimizer), update=count, form=form, values=settings,
-                          where=where())
-        line = where()
+            self.log.note("settings", optimizer=self.number_of(optimizer), update=count, form=shapes(held),
+                          values=settings, where=line)
         self.log.sync("an update", line)
         if self.models and not self.synchronises:
             self.log.once("unsynchronised", where=line, step=self.log.steps)
         self.undivided([part.grad for part in held])
         if looked_at(count):
             gradients = [part.grad for part in held if part.grad is not None]
-            self.log.note("update", optimizer=self.number_of(optimizer), update=count, form=form, where=line,
+            self.log.note("update", optimizer=self.number_of(optimizer), update=count, form=shapes(held), where=line,
                           gradients=digest(gradients) if gradients else None, backwards=self.log.backwards)
         for model in self.models:
             self.names(model, line)

@@ -3,44 +3,57 @@
 They go into the log's stream, between the collectives, backwards and updates: DEPTH * depth + FILE * file + line.
 """
 
+import functools
+import math
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from .log import Log, relative, theirs
+from .log import Log, relative, theirs, users
 
 FILE, DEPTH = 10**6, 10**9
 FREE, SHARE = 0.5, 0.02  # tracing may take this many seconds, or this share of the time; then it ends
-CALL, LINE, MONITORED = 4e-7, 1.2e-6, 5e-7  # seconds: sys.settrace of a call and of a line, sys.monitoring of a line
+CALL, LINE, MONITORED = 2e-6, 2e-6, 5e-7  # seconds: sys.settrace of any call and of a line, sys.monitoring of a line
 
 
 class Lines:
-    """Traces this thread from now on. `always`: to the end, whatever it costs."""
+    """Traces this thread from now on, also the functions under way. `always`: to the end, whatever it costs."""
 
     def __init__(self, log: Log, always: bool):
-        self.log, self.always, self.depth, self.spent = log, always, 0, 0.0
-        self.end = self.monitor(sys.monitoring) if hasattr(sys, "monitoring") else self.trace()
+        self.log, self.depth, self.spent = log, 0, 0.0
+        self.limit = math.inf if always else FREE
+        self.number = functools.cache(self.new_file)
+        under_way = [frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if users(frame)]
+        self.depth = len(under_way)
+        self.end = self.monitor(under_way, sys.monitoring) if hasattr(sys, "monitoring") else self.trace(under_way)
 
-    def number(self, code: CodeType) -> int:
-        number, new = self.log.number_of(code.co_filename)
-        if new:
-            self.log.note("file", number=number, path=relative(code.co_filename), whole=code.co_filename)
+    def new_file(self, name: str) -> int:
+        number, _ = self.log.number_of(name)
+        self.log.note("file", number=number, path=relative(name), whole=name)
         return number
 
     def keep(self, code: CodeType, line: int) -> None:
-        self.log.stream.append(DEPTH * min(self.depth, 999) + FILE * (self.number(code) % 1000) + line)
-        if not self.always and self.spent > max(FREE, SHARE * (time.monotonic() - self.log.began)):
+        self.log.stream.append(DEPTH * min(self.depth, 999) + FILE * (self.number(code.co_filename) % 1000) + line)
+        if self.spent > self.limit:
+            self.enough()
+
+    def enough(self) -> None:
+        self.limit = max(FREE, SHARE * (time.monotonic() - self.log.began))
+        if self.spent > self.limit:
             self.log.note("untraced", step=self.log.steps)
             self.end()
 
-    def trace(self) -> Callable[[], None]:
+    def trace(self, under_way: list[FrameType]) -> Callable[[], None]:
         """Trace by sys.settrace, and return what ends it. A debugger, or coverage, keeps it."""
         on = sys.gettrace() is None
 
         def called(frame: FrameType, *_: Any) -> Any:
             self.spent += CALL
+            if self.spent > self.limit:
+                self.enough()
             if not theirs(frame.f_code.co_filename):
                 return None
             self.depth += 1
@@ -61,10 +74,12 @@ class Lines:
 
         if on:
             self.log.traced = True
+            for frame in under_way:
+                frame.f_trace = line
             sys.settrace(called)
         return end
 
-    def monitor(self, monitoring: Any) -> Callable[[], None]:
+    def monitor(self, under_way: list[FrameType], monitoring: Any) -> Callable[[], None]:
         """The same by sys.monitoring, from Python 3.12 on: only code of the user's is told of, so it costs little."""
         events, tool = monitoring.events, monitoring.PROFILER_ID
         if monitoring.get_tool(tool) is not None:
@@ -95,6 +110,8 @@ class Lines:
         for event, function in ((events.PY_START, began), (events.PY_RESUME, began), (events.PY_RETURN, left),
                                 (events.PY_YIELD, left), (events.PY_UNWIND, left), (events.LINE, line)):
             monitoring.register_callback(tool, event, function)
+        for frame in under_way:
+            monitoring.set_local_events(tool, frame.f_code, events.LINE)
         monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD
                               | events.PY_UNWIND)
         return end

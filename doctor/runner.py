@@ -37,6 +37,7 @@ class Runner:
         self.error: BaseException | None = None
         self.reporting = threading.Lock()
         self.status: int | None = None
+        self.lines: Lines | None = None
         self.log = Log(int(os.environ.get("RANK", 0)))
         self.store = Store(self.log, args.timeout)
         self.hooks = Hooks(self.log, args.steps, self.met)
@@ -46,15 +47,17 @@ class Runner:
             faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where
 
     def met(self) -> None:
+        """Called when a process group was made: from here on ranks can go different ways."""
         if not self.store.store:
             self.store.join_group()
+        if not self.lines:
+            self.lines = Lines(self.log, self.args.lines)
 
     def run(self, training: Callable[[], Any]) -> int:
         """Call `training()`, whatever it does, and report. Returns the exit status; `error` keeps its exception."""
         status = 0
         try:
             signal.signal(signal.SIGTERM, self.told_to_end)
-            Lines(self.log, self.args.lines)
             kept = training()  # noqa: F841  the script's variables live until the report
             self.log.ended = {"how": "done"}
         except Enough:
