@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from course import interactive, lesson
-from lessons.l08_performance.scaling import Job, Link, StepTime, ddp_buckets, speedup
+from course.predict.fit import ring_seconds
+from lessons.l08_performance import check
 from lessons.start.ours.my_ddp import MyDDP
 
 in_a_browser = pytest.mark.browser
@@ -34,35 +35,43 @@ def opened(open_page, tmp_path):
 
 
 @in_a_browser
-def test_the_scaling_model_is_the_courses(opened):
+def test_the_scaling_model_follows_each_bucket(opened):
     random.seed(0)
     cases = []
     for _ in range(600):
-        size = 10 ** random.uniform(4, 10)
         cases.append([{
             "fixed": random.choice([0, 10 ** random.uniform(-5, 0)]), "per_image": 10 ** random.uniform(-6, -1),
             "backward": random.random(), "latency": random.choice([0, 10 ** random.uniform(-7, -2)]),
-            "bandwidth": 10 ** random.uniform(7, 12), "bytes": size,
-            "buckets": random.choice([1, 2, 7, ddp_buckets(size)]), "overlap": random.random() < 0.5,
+            "bandwidth": 10 ** random.uniform(7, 12), "bytes": 10 ** random.uniform(4, 10),
+            "buckets": random.choice([1, 2, 7, 100]), "overlap": random.random() < 0.5,
             "cores": random.choice([None, 1, 2, 8, 64]),
         }, random.choice([1, 2, 3, 8, 64, 1024]), random.choice([1, 12, 64, 256, 1024]), random.random() < 0.5])
-    found = opened("scaling").evaluate("""cases => cases.map(([job, ranks, batch, strong]) => [
-        predict(job, ranks, batch), speedup(job, ranks, batch, strong), ddp_buckets(job.bytes)])""", cases)
-    close = {"rel": 1e-12, "abs": 1e-18}
-    uneven = 0
-    for (told, ranks, batch, strong), (step, ratio, buckets) in zip(cases, found, strict=True):
-        job = Job(StepTime(told["fixed"], told["per_image"], told["backward"]), told["bytes"],
-                  Link(told["latency"], told["bandwidth"]), told["buckets"], told["overlap"], told["cores"])
-        wanted = job.predict(ranks, batch)
-        for part in ("compute", "communication", "exposed", "seconds"):
-            assert step[part] == pytest.approx(getattr(wanted, part), **close), (part, told, ranks, batch)
-        assert buckets == ddp_buckets(told["bytes"])
+    page = opened("scaling")
+    found = page.evaluate("""cases => cases.map(([job, ranks, batch, strong]) => [
+        predict(job, ranks, batch), speedup(job, ranks, batch, strong)])""", cases)
+
+    def followed(job, ranks, batch):
+        """(computing, communication, step, exposed), in seconds"""
+        buckets = job["buckets"]
+        computing = max(1, ranks / (job["cores"] or ranks)) * (job["fixed"] + job["per_image"] * batch)
+        backward = job["backward"] * computing
+        each = ring_seconds(job["bytes"] / buckets, ranks, job["latency"], 1 / job["bandwidth"])
+        ready = [backward * (number / buckets if job["overlap"] else 1) for number in range(1, buckets + 1)]
+        return computing, buckets * each, *check.predict(ready, backward, computing, [each] * buckets)
+
+    for (job, ranks, batch, strong), (step, ratio) in zip(cases, found, strict=True):
+        wanted = followed(job, ranks, batch)
+        close = {"rel": 1e-9, "abs": 1e-12 * wanted[2]}
+        assert [step[part] for part in ("compute", "communication", "seconds", "exposed")] == [
+            pytest.approx(value, **close) for value in wanted], (job, ranks, batch)
         if strong and batch % ranks:
-            uneven += 1
             assert ratio is None
         else:
-            assert ratio == pytest.approx(speedup(job, ranks, batch, strong)[0], **close)
-    assert 0 < uneven < 300
+            many = followed(job, ranks, batch / ranks if strong else batch)[2]
+            assert ratio == pytest.approx(followed(job, 1, batch)[2] / many * (1 if strong else ranks), **close)
+    mb = 2**20
+    sizes = [0, 0.25 * mb, mb, mb + 1, 26 * mb, 26 * mb + 1, 97.5 * mb]
+    assert page.evaluate("sizes => sizes.map(bytes => ddp_buckets(bytes))", sizes) == [1, 1, 1, 2, 2, 3, 5]
 
 
 @in_a_browser

@@ -81,7 +81,8 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes) -
     ax.vlines(list(ceilings), *([limits[end] for limits in ceilings.values()] for end in ("low", "high")),
               color=COLOURS[2])
     ax.plot(sizes, measured, **line_style(0, source_of(runs.iloc[0])))
-    ends = [(most, most, "ideal", GREY), (most, limit[-1], f"a device each: {limit[-1]:g}", "#000000"),
+    ends = [(most, most, "ideal", GREY),
+            (most, limit[-1], f"{limit[-1]:g} device{'s' * int(limit[-1] > 1)}", "#000000"),
             (most, ceiling[-1], f"ceiling: {ceiling[-1]:.2f}", COLOURS[2]),
             (most, measured[-1], f"DDP: {measured[-1]:.2f}", COLOURS[0])]
     ticks(ax, sizes)

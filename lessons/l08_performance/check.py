@@ -92,7 +92,7 @@ def speedup(answer):
         speeds = [", ".join(f"{speed:,.0f}" for speed in timed_epochs(log, "images_per_second", 0))
                   for log in (one, many)]
         usual = [statistics.median(timed_epochs(log, "images_per_second")) for log in (one, many)]
-        case = (f"Images a second of each epoch: with one process {speeds[0]}; with {many[0]['world_size']} ranks "
+        case = (f"Images per second of each epoch: with one process {speeds[0]}; with {many[0]['world_size']} ranks "
                 f"{speeds[1]}. Usual, after the first: {usual[0]:,.0f} and {usual[1]:,.0f}.")
         for name, got, right in zip(("speed-up", "efficiency"), map(float, result), my_speedup(one, many), strict=True):
             yield Case(got, right, f"{case} You gave the {name} {got:.4g}; {right:.4g} is right.")
@@ -130,7 +130,7 @@ def computing(slow, ranks, steps=15):
             mistake(my_straggler, {"usual.index(max(usual))": "usual.index(min(usual))"}),
         "These are its seconds. The others lose only what it takes longer than they do.":
             mistake(my_straggler, {" - statistics.median(usual[:slow] + usual[slow + 1:])": ""}),
-        "The slow rank itself belongs not among the others: it moves their median.":
+        "The slow rank itself does not belong among the others: it moves their median.":
             mistake(my_straggler, {"usual[:slow] + usual[slow + 1:]": "usual"}),
     },
 )
@@ -185,8 +185,8 @@ def between_logarithms(whole, part, all):
         "You went straight between the logarithms. α + β · bytes is straight in bytes and seconds.":
             mistake(my_message, {"return seconds + (longer - seconds) / (other - size) * (bytes - size)":
                                  "return seconds * between_logarithms(longer / seconds, bytes / size, other / size)"}),
-        "Beyond the last point you went on in proportion to the bytes. Go on as the last two points do: only what is "
-        "longer takes longer.":
+        "Beyond the last point you went on in proportion to the bytes. Go on as the last two points do: only the extra "
+        "bytes take extra time.":
             mistake(my_message, {"return seconds +": "return points[-1][1] * bytes / points[-1][0] if bytes > "
                                  "points[-1][0] else seconds +"}),
         "In proportion to the bytes even an empty message would take no time. What is it that each message pays?":
@@ -199,8 +199,8 @@ def between_logarithms(whole, part, all):
     },
 )
 def message(answer):
-    """Where there are neighbours you go from one to the next. Only beyond the ends you trust a line: there α and β have
-    to do."""
+    """Where there are neighbours you go from one to the next. Only beyond the ends do you trust a line: there α and β
+    must serve."""
     four = [(1_000, 5.0e-4), (10_000, 6.5e-4), (100_000, 3.0e-3), (1_000_000, 2.4e-2)]
     for points in (four, four[1:3]):
         shown = ", ".join(f"{size:,} bytes {1e6 * seconds:,.0f} µs" for size, seconds in points)

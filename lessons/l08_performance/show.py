@@ -48,8 +48,7 @@ def compared(speeds: list[dict]) -> dict[int, tuple[Ratio, Ratio]]:
 
 
 def losses(measured: dict[int, tuple[Ratio, Ratio]], speeds: list[dict], devices: int) -> list[dict]:
-    """From the ideal to the speed-up, a row for each number of ranks. A loss is significant if its interval excludes
-    0."""
+    """From the ideal to the speed-up, a row for each number of ranks."""
     rounds = {(each["way"], each["ranks"]): each["rounds"] for each in speeds}
     rows = []
     for ranks, (ceiling, speedup) in measured.items():
@@ -115,7 +114,7 @@ def speedups(measured: dict[int, Ratio], wanted: float) -> Axes:
     ax.set(xlabel="images per step, both ranks together", ylabel="times as fast as one process", ylim=(0, 2.2),
            xlim=(sizes[0] / 1.4, 1.4 * sizes[-1]))
     head(ax, "The same step, on one process and on two ranks", key=[
-        line_key("measured, interleaved (upright: 95 % interval)", **line_style(0))])
+        line_key("measured, interleaved (bar: 95 % interval)", **line_style(0))])
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, [(size, each.median, f"{each.median:.2f}×", COLOURS[0]) for size, each in measured.items()],
                  BESIDE_A_POINT)
@@ -210,9 +209,9 @@ def waking(rounds: dict[str, list[float]]) -> Axes:
             place = y + 0.38 * (number - 0.5)
             ax.barh(place, median(values), height=0.34, color=COLOURS[number], label=f"{size:,} bytes" * (y == 0))
             ax.plot([min(values), max(values)], [place, place], color="black", linewidth=1.5, marker="|")
-            ax.text(max(values), place, f"  {median(values):.2f} ms", va="center", fontweight="bold")
+            ax.text(1.01, place, f"median {median(values):.2f} ms", va="center", fontweight="bold",
+                    transform=ax.get_yaxis_transform())
     name_rows(ax, list(SITUATIONS.values()))
-    ax.margins(x=0.15)
     ax.set_xlabel("milliseconds, from the arrival of the last rank (line: all rounds)")
     head(ax, "The same all-reduce", key={f"{size:,} bytes": COLOURS[number] for number, size in enumerate(sizes)},
          columns=2)
@@ -220,11 +219,12 @@ def waking(rounds: dict[str, list[float]]) -> Axes:
 
 
 def cause(rounds: dict[str, list[float]]) -> str:
-    """What costs an all-reduce of all gradients more: a "pause" before it, or having "computed"; "either" where the
-    difference is not significant."""
+    """What makes an all-reduce of all gradients significantly longer: a "pause" before it, having "computed", "either"
+    of them or "neither"."""
     size = max(int(name.split()[0]) for name in rounds)
-    compared = ratio(rounds[f"{size} pause"], rounds[f"{size} computed"])
-    return "either" if not compared.significant else "pause" if compared.median > 1 else "computed"
+    longer = {name: ratio(rounds[f"{size} {name}"], rounds[f"{size} at once"]) for name in ("pause", "computed")}
+    causes = [name for name, each in longer.items() if each.significant and each.median > 1]
+    return causes[0] if len(causes) == 1 else "either" if causes else "neither"
 
 
 def claims(rounds: dict[str, list[float]]) -> list[str]:
@@ -245,7 +245,7 @@ def published(gpus: list[int], measured: list[float], predicted: list[float], gi
     ax.set_xscale("log", base=2)
     ticks(ax, gpus)
     percent(ax)
-    ax.set(xlabel="H100s, 8 per node", ylabel="tokens per second and GPU,\n% of those on 8 GPUs", ylim=(0, 1.1))
+    ax.set(xlabel="H100s, 8 per node", ylabel="tokens per second per GPU,\n% of those on 8 GPUs", ylim=(0, 1.1))
     head(ax, "A language model, data parallel", columns=2, key=[
         line_key("published, not measured here", **line_style(0, "recorded") | {"linestyle": ""}),
         line_key("published, and given to the model", marker="o", linestyle="", color=GREY),

@@ -41,7 +41,14 @@ def test_an_all_reduce_is_timed_in_four_situations(tmp_path):
     rounds = written(2, "waking", tmp_path / "x.json", "--rounds", 1, "--calls", 2)["rounds"]
     assert {name.split(maxsplit=1)[1] for name in rounds} == show.SITUATIONS.keys()
     assert {int(name.split()[0]) for name in rounds} == {400, 248_024}
-    assert show.cause(rounds) in ("pause", "computed", "either") and len(show.claims(rounds)) == 6
+    assert show.cause(rounds) == "neither" and len(show.claims(rounds)) == 6, "one round names none"
+
+
+@pytest.mark.parametrize(("pause", "computed", "cause"), [
+    ([2] * 6, [3] * 6, "either"), ([2] * 6, [1, 2] * 3, "pause"), ([1] * 6, [3] * 6, "computed"),
+    ([1, 2] * 3, [0.5] * 6, "neither")])
+def test_a_cause_makes_a_message_significantly_longer(pause, computed, cause):
+    assert show.cause({"4 at once": [1] * 6, "4 pause": pause, "4 computed": computed}) == cause
 
 
 @pytest.mark.parametrize(("program", "ranks", "arguments", "message"), [

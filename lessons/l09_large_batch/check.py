@@ -21,7 +21,7 @@ changed = partial(mistake, our_rate)
     solution=our_rate,
     hint=("Two numbers make the rate: the full rate of this batch, and how far the warm-up has come, from 0 to 1.",
           "The rule says how many times `lr` the full rate is. The warm-up begins at `lr`, not at 0, and ends at "
-          "`warm_up`. Which warm-up has no updates?",
+          "`warm_up`. What if `warm_up` is 0?",
           "risen = min(1, update / warm_up), or 1 where warm_up is 0. At risen = 0 return lr, at 1 return lr * times, "
           "and between them a point on the straight line."),
     mistakes={
@@ -31,6 +31,8 @@ changed = partial(mistake, our_rate)
             {"(1 + (times - 1) * risen)": "times * risen"}),
         "The warm-up has ended by then: the rate rises no further.": changed(
             {"min(1, update / warm_up)": "update / warm_up"}),
+        "The first update is number 0, and has the rate `lr` itself.": changed(
+            {"min(1, update / warm_up)": "min(1, (update + 1) / warm_up)"}),
         "That is the square root. The linear rule multiplies by `times` itself.": changed(
             {"(times - 1)": "(times ** 0.5 - 1)"}),
         "The default is no warm-up, 0 updates: nothing can be divided by it.": changed({" if warm_up else 1": ""}),

@@ -38,7 +38,7 @@ def trainings():
     yield "linear, warm-up", 1, f"{large} --lr-for 64 --warm-up 60"
     yield "linear, warm-up, twice the rate", 1, "--batch 1024 --lr 0.04 --epochs 30 --lr-for 64 --warm-up 60"
     yield "linear", 1, f"{large} --lr-for 64"
-    yield "one rank", 1, "--batch 64 --lr 0.02 --epochs 30"
+    yield "64 images", 1, "--batch 64 --lr 0.02 --epochs 30"
     yield "same rate", 1, large
     yield "square root", 1, "--batch 1024 --lr 0.08 --epochs 30"
     for batch, rates in RATES.items():

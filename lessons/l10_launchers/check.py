@@ -118,7 +118,7 @@ def started_by(call, first, static):
 def places(calls):
     """Where the torchruns would meet, and under which name."""
     options = [read_by_torchrun(call["words"]) for call in calls if call["program"] == "torchrun"]
-    return [(each.rdzv_endpoint or f"{each.master_addr}:{each.master_port}", each.rdzv_id) for each in options]
+    return [(each.rdzv_endpoint or f"{each.master_addr}:{each.master_port or 29500}", each.rdzv_id) for each in options]
 
 
 def together(calls):
@@ -262,8 +262,13 @@ def of_job(text):
     yield from cases
     if all(same(case.got, case.right) for case in cases):
         yield together(launchers)
-        place, again = (places(each)[0][0] for each in (launchers, rehearse_job(text, "4712")[1]))
-        yield Case(place == again, False, f"Two of your jobs would both meet at {place}, also where they share a node.")
+        others = [rehearse_job(text, job)[1] for job in ("4712", "29832500")]
+        meet = [places(calls)[0][0] for calls in (launchers, *others)]
+        port = meet[-1].partition(":")[2] or "29400"
+        yield Case(port.isdigit() and 20000 <= int(port) <= 65535, True,
+                   f"Job 29832500 would meet at port {port}, which is not from 20000 to 65535. Ports end there.")
+        twice = max(meet, key=meet.count)
+        yield Case(meet.count(twice), 1, f"Two of your jobs would both meet at {twice}, also where they share a node.")
 
 
 @exercise(
@@ -275,12 +280,13 @@ def of_job(text):
           "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$first:$port mine/train.py \"$@\""),
     mistakes={
         "The file itself runs on the first node. srun starts a command on all of them.": edited(JOB, {"srun ": ""}),
-        "One torchrun a node starts all ranks of the node: one task a node.":
+        "One torchrun per node starts all ranks of the node: one task per node.":
             edited(JOB, {"--ntasks-per-node=1": "--ntasks-per-node=2"}),
         "Put it into a line of its own, above the first command: #SBATCH --nodes=2.":
             edited(JOB, {"#SBATCH --nodes=2\n": ""}),
         "The first line is missing.": JOB.partition("\n")[2],
         "Make the port from $SLURM_JOB_ID.": edited(JOB, {"$port": "29400"}),
+        "The numbers of jobs grow without end. Take a remainder.": edited(JOB, {" % 10000": ""}),
         "localhost is each node itself.": edited(JOB, {"$first": "localhost"}),
         "In Slurm no node is called node0, and nobody has set $MASTER. Which nodes the job got stands in "
         "$SLURM_JOB_NODELIST.": edited(JOB, {"$first": "$MASTER"}),

@@ -42,6 +42,7 @@ EACH_ITS_NUMBER = edited(check.STATIC, {"srun torchrun": "export first port; sru
     (edited(check.JOB, {"torchrun": "python -u -m torch.distributed.run"}), "right"),
     ('#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node 2\nsrun python mine/train.py "$@"\n', "wrong"),
     (edited(check.JOB, {"#SBATCH --nodes=2": "cd .\n#SBATCH --nodes=2"}), "wrong"),
+    (edited(check.JOB, {" % 10000": ""}), "wrong"), (edited(check.JOB, {" % 10000": " % 2"}), "wrong"),
     (edited(check.JOB, {"torchrun ": "torchrnu "}), "wrong"), ("# only comments\n", "untried")])
 def test_a_job_is_judged_by_what_it_starts(text, outcome, monkeypatch, tmp_path):
     monkeypatch.setattr("course.slurm.missing", lambda: "none is here")

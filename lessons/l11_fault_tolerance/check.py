@@ -244,21 +244,22 @@ IN_TENTH, QUESTION = "    if step % ASK:\n        return False\n", "    dist.all
     mistakes={
         "A rank that looks at its own signal alone leaves the others behind. They must ask each other.": asks(
             {IN_TENTH: "", QUESTION: ""}),
-        "A message takes time. Ask in each tenth step.": asks({IN_TENTH: ""}),
+        "A collective takes time. Ask after each tenth update.": asks({IN_TENTH: ""}),
         "Each rank still looks at its own signal alone.": asks({QUESTION: ""}),
         "Only a rank with a signal asks, and the others do not answer: a collective needs all ranks. When to ask must "
-        "depend on what all of them know, such as the step.": asks({"if step % ASK:": "if not signalled:"}),
-        "A rank with a signal asks at once, and what answers it is the question of another step. When to ask must "
-        "depend on what all ranks know, such as the step.": asks(
+        "depend on what all of them know, such as the number of the update.": asks(
+            {"if step % ASK:": "if not signalled:"}),
+        "A rank with a signal asks at once, and what answers it is the question of another update. When to ask "
+        "must depend on what all ranks know, such as the number of the update.": asks(
             {"if step % ASK:": "if step % ASK and not signalled:"}),
-        "Ask more often: in each tenth step.": asks({"step % ASK": "step % (2 * ASK)"}),
+        "Ask more often: after each tenth update.": asks({"step % ASK": "step % (2 * ASK)"}),
         "Rank 0 decides, and it has heard of no signal: another rank has.": asks(
             {QUESTION: "    dist.broadcast(flag, src=0)\n"}),
         "One signal is enough: take the largest flag, and not the smallest.": asks({"ReduceOp.MAX": "ReduceOp.MIN"}),
     },
 )
 def stopped(ranks):
-    """All ranks see the same result of the all-reduce, so they leave the loop after the same step, and nobody waits."""
+    """All ranks see the same result of the all-reduce, so they leave the loop after the same update. Nobody waits."""
     n = len(ranks)
     for number, got in enumerate(signals(n)):
         steps = [measured["stopped"][number] for measured in ranks]
@@ -266,21 +267,21 @@ def stopped(ranks):
         expected = n * [-(-first // ASK) * ASK if got else 0]
         together = len(set(steps)) == 1
         right = together and (first <= steps[0] <= first + ASK if got else steps[0] == 0)
-        story = " and ".join(f"rank {rank} gets a signal in step {step}" for rank, step in got.items()) or (
+        story = " and ".join(f"rank {rank} gets a signal in update {step}" for rank, step in got.items()) or (
             "no rank gets a signal")
         ends = ["stopped after" if step > 0 else "waited in vain in" if step else "did not stop by"
                 for step in steps]
-        what = "; ".join(f"rank {rank} {end} step {abs(step) or STEPS}"
+        what = "; ".join(f"rank {rank} {end} update {abs(step) or STEPS}"
                          for rank, (end, step) in enumerate(zip(ends, steps, strict=True)))
-        late = (" In each step all ranks must ask, or none." if not together else
-                " That is too late: at most 10 steps after the signal." if steps[0] > first + ASK else "")
+        late = (" After each update all ranks must ask, or none." if not together else
+                " That is too late: at most 10 updates after the signal." if steps[0] > first + ASK else "")
         yield Case(steps, steps if right else expected, f"Of {n} ranks {story}. {what.capitalize()}.{late}")
         if not together:
             return
         messages = [measured["messages"][number] for measured in ranks]
         most = STEPS // ASK
         yield Case(messages, messages if max(messages) <= most else n * [most],
-                   f"In at most {STEPS} steps a rank took part in {max(messages)} messages; {most} are enough.")
+                   f"In at most {STEPS} updates a rank took part in {max(messages)} collectives; {most} are enough.")
 
 
 # ---------------------------------------------------------------------------------------------- save and restore

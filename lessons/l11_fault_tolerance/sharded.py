@@ -40,10 +40,15 @@ def table(whole):
 
 
 def contents(folder):
-    """What each file holds, from .metadata: a dict a piece, {"file", "name", "first" (row), "bytes"}."""
+    """What each file holds, from .metadata, and which of two ranks have rows in it: a dict per file."""
     pieces = dcp.FileSystemReader(folder).read_metadata().storage_data
-    return [{"file": place.relative_path, "name": index.fqn, "first": (list(index.offset or []) or [0])[0],
-             "bytes": place.length} for index, place in pieces.items()]
+    first = {place.relative_path: (list(index.offset or []) or [0])[0] for index, place in pieces.items()}
+    files, half = sorted(first, key=first.get), -(-ROWS // 2)
+    ends = [*(first[file] for file in files[1:]), ROWS]
+    return [{"file": file, "written by": f"rank {file[2]} of 4", "rows, of table and momentum":
+             f"{first[file]} to {end - 1}", "read by, of two": " and ".join(
+                 f"rank {rank}" for rank in (0, 1) if first[file] < (rank + 1) * half and rank * half < end)}
+            for file, end in zip(files, ends, strict=True)]
 
 
 def main():

@@ -19,7 +19,7 @@ SHARES = {"writing": COLOURS[0], "work made again": COLOURS[1], "restarts": COLO
 COST = {"notice": COLOURS[3], "end and start processes": COLOURS[0], "import, data, first update": COLOURS[5],
         "updates made again": COLOURS[1]}
 NAMES = {"model": "model", "optimizer": "optimizer", "scheduler": "scheduler", "epoch": "epoch",
-         "step": "update of the epoch", "losses": "losses of the epoch", "rng": "random states"}
+         "step": "update number", "losses": "losses of the epoch", "rng": "random states"}
 
 
 def events(file: str | Path) -> list[dict]:
@@ -63,7 +63,7 @@ def numbers(line: str) -> tuple[str, str]:
 
 
 def differences(results: dict) -> dict[str, list[str]]:
-    """{item: what differs without it}: the loss of the epoch in which the training went on, the last loss, the last
+    """{item: what differs without it}: the loss of the epoch in which the killed ranks were, the last loss, the last
     accuracy, the largest difference of a weight; "the same" where nothing does. `results`: of take_out.py."""
     whole, rows = results["nothing"]["lines"], {}
     for item in NAMES:
@@ -79,14 +79,15 @@ def differences(results: dict) -> dict[str, list[str]]:
 def missing(results: dict):
     """A row for each item of a checkpoint; its cells say what differs in a training that went on without it."""
     rows, ax = differences(results), plt.subplots(figsize=(15, 7))[1]
-    columns = ["loss of the epoch\nthat goes on", "last loss", "last accuracy", "largest difference\nof a weight"]
+    epoch = results["nothing"]["lines"][0].partition(":")[0]  # in which the killed ranks were, "epoch 1"
+    columns = [f"loss of {epoch}", "last loss", "last accuracy", "largest difference\nof a weight"]
     for y, cells in enumerate(rows.values()):
         for x, cell in enumerate(cells):
             colour = PALE if "the same" in cell else COLOURS[1]
             ax.barh(y, 0.96, left=x - 0.48, height=0.86, color=colour)
             write_in(ax, x, y, cell, colour, fontsize=15)
     bare(ax)
-    name_rows(ax, [f"without {NAMES[item]}" for item in rows])
+    name_rows(ax, [f"without the {NAMES[item]}" for item in rows])
     ax.set_xticks(range(len(columns)), columns)
     ax.xaxis.tick_top()
     ax.set_xlim(-0.5, len(columns) - 0.5)
@@ -142,22 +143,7 @@ def interval(write, between, restart, chosen, whose):
     return ax
 
 
-# ------------------------------------------------------------------------------------------------ files, and groups
-
-
-def stored(pieces: list[dict]):
-    """What each file of a DCP checkpoint holds: `pieces` as sharded.contents gives them."""
-    files = sorted({piece["file"] for piece in pieces})
-    ax, ends = plt.subplots(figsize=(15, 5))[1], dict.fromkeys(files, 0.0)
-    for piece in sorted(pieces, key=lambda piece: piece["name"], reverse=True):
-        colour, kib, y = COLOURS[piece["name"] == "momentum"], piece["bytes"] / 1024, files.index(piece["file"])
-        ax.barh(y, kib, left=ends[piece["file"]], height=0.62, color=colour, edgecolor="white", linewidth=2)
-        write_in(ax, ends[piece["file"]] + kib / 2, y, f"from row {piece['first']}", colour, fontsize=15)
-        ends[piece["file"]] += kib
-    name_rows(ax, [f"rank {file[2]} wrote\n{file}" for file in files])
-    ax.set_xlabel("KiB")
-    head(ax, "What stands in each file", key={"table": COLOURS[0], "momentum": COLOURS[1]}, columns=2)
-    return ax
+# ------------------------------------------------------------------------------------------------ groups
 
 
 def without_a_group(folder: Path, heartbeat: float) -> list[dict]:

@@ -82,9 +82,9 @@ def test_a_table_of_four_ranks_is_read_by_two(tmp_path):
     program = "lessons/l11_fault_tolerance/sharded.py"
     assert "rank 3 of 4 saved 248" in started(4, program, "--save", tmp_path / "table")
     assert "rank 1 of 2 has, bit for bit, 500" in started(2, program, "--load", tmp_path / "table")
-    pieces = sharded.contents(tmp_path / "table")
-    assert len({piece["file"] for piece in pieces}) == 4
-    assert sorted({piece["first"] for piece in pieces}) == [0, 251, 502, 753]
+    assert [(row["rows, of table and momentum"], row["read by, of two"]) for row in sharded.contents(tmp_path / "table")
+            ] == [("0 to 250", "rank 0"), ("251 to 501", "rank 0 and rank 1"), ("502 to 752", "rank 1"),
+                  ("753 to 1000", "rank 1")]
 
 
 def test_bad_input(refused):

@@ -93,14 +93,14 @@ def dumps_of(ranks, per_node, culprit, fault, at, kept):
 
 @exercise(
     solution=culprit_of_dumps,
-    hint=("All ranks but one wait. The culprit is missed by others, and waits for nobody.",
+    hint=("The culprit is missed by others. It waits for nobody, or in a collective that nobody else has called.",
           "Keep the entries that are not retired, by group and number: {(group, number): {rank: name}}. In each, the "
           "ranks with the commonest name wait. Members of the group without an entry, or with another name, are "
           "suspects.",
           "For each (group, number): waiting.add(rank) or suspects[rank] = group, number. At the end return the "
           "suspect that is not in waiting: next((rank, *place) for rank, place in suspects.items() if …)."),
     mistakes={
-        "That rank waits: its last entry is not retired. Having most entries says that it is in more groups, no more.":
+        "That rank waits: its last entry is not retired. Having most entries says only that it is in more groups.":
             lambda dumps: last_unfinished(dumps, max(dumps, key=lambda rank: len(dumps[rank]["entries"]))),
         "The recorder keeps the last calls only, so ranks have equally many entries, however far they came.":
             fewest_entries,
@@ -118,8 +118,8 @@ def dumps_of(ranks, per_node, culprit, fault, at, kept):
     },
 )
 def dumps(answer):
-    """The culprit is missed, and waits for nobody. Of 64 ranks 63 only wait: for their leader, for a leader of another
-    node, or for the culprit."""
+    """The culprit is missed. It waits for nobody, or in a collective that nobody else has called. Of 64 ranks the 63
+    others wait: for their leader, for a leader of another node, or for the culprit."""
     cases = [(64, 8, 37, "late", 11, 2000), (64, 8, 51, "late", 8, 16), (64, 8, 22, "other", 14, 16),
              (48, 6, 5, "late", 9, 16)]
     for arguments in cases:
@@ -151,7 +151,7 @@ def shard(lengths, rank, world_size):
             mistake(shard, {"[rank:": "[:", ":world_size]": "]"}),
     },
 )
-def balanced(answer):
+def faster(answer):
     """Each recording belongs to one rank, and in each step all ranks have about equally much to do."""
     lengths = job_4815.manifest()
     for ranks, listed in ((2, lengths), (3, lengths), (2, lengths[::3] + lengths[1::3] + lengths[2::3])):

@@ -27,7 +27,8 @@ from trainer import options
 QUIET = 3  # seconds in which no rank begins a step, before they are asked
 LIMIT = 300  # seconds until then, and until all have answered
 PER_NODE = 8
-FAULTS = "late", "other"
+AT = 11  # the step of the fault, from 0
+FAULTS = {"late": "did not call it", "other": "called barrier in place of all_reduce"}
 DISK = "disk"  # in the folder: a pipe into which nobody ever writes
 BEGUN = multiprocessing.Array("i", 1024, lock=False)  # steps, by rank; the forked ranks share it
 
@@ -55,8 +56,8 @@ def train(disk, fault):
     leaders = dist.new_group(range(0, ranks, PER_NODE), group_desc="leaders")
     node, leader = nodes[rank // PER_NODE], rank - rank % PER_NODE
     for step in noted(range(20)):
-        gradient = load_batch(disk, step == 11 and fault == "late")
-        if step == 11 and fault == "other":
+        gradient = load_batch(disk, step == AT and fault == "late")
+        if step == AT and fault == "other":
             dist.barrier(group=node)
         dist.all_reduce(gradient, group=node)
         if rank == leader:
@@ -153,7 +154,7 @@ def main():
         parser.error(f"--culprit {args.culprit}: a rank below {args.ranks}, and not the first of a node")
     culprit = random.choice(suspects) if args.culprit is None else args.culprit
     with rank_program.stoppable(parser):
-        run(Path(args.folder), args.ranks, culprit, args.fault or random.choice(FAULTS))
+        run(Path(args.folder), args.ranks, culprit, args.fault or random.choice(list(FAULTS)))
     print(f"{args.ranks} ranks hang. {args.folder} holds what they were asked for.")
 
 

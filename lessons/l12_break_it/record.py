@@ -23,9 +23,9 @@ COMMANDS = {
              "film": f"{TWO} {FILM.format('4802', 'film')} --steps 2:5 {A} --images 672 --epochs 2"},
     "4815": {"log": f"{TWO} {B}",
              "alone": f"torchrun --nproc_per_node=1 {B}",
-             "slow network": f"{TWO} -m course.dial --rate 100mbit {B}",
-             "own network": f"{TWO} -m course.dial --rate 1gbit {B}",
-             "film": f"{TWO} -m course.dial --rate 1gbit {FILM.format('4815', 'film')} --steps 4:7 {B}"},
+             "slow network": f"{TWO} -m course.dial --rate 1gbit {B}",
+             "own network": f"{TWO} -m course.dial --rate 10gbit {B}",
+             "film": f"{TWO} -m course.dial --rate 10gbit {FILM.format('4815', 'film')} --steps 6:8 {B}"},
 }
 
 

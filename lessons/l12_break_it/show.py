@@ -7,14 +7,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from course.plots.style import COLOURS, PALE, head, write_in
+from lessons.l12_break_it import hang
 
 
 def named(whose: str, answer: tuple, folder: str) -> list[dict]:
     """What a function has named, beside what hang.py had drawn, as rows of a table."""
     truth = json.loads(Path(folder, "truth.json").read_text())
-    rank, *collective = answer
-    return [{"": f"{whose} function", "culprit": rank, "collective": " ".join(map(str, collective))},
-            {"": "drawn by hang.py", "culprit": truth["culprit"], "collective": f"(fault: {truth['fault']})"}]
+    drawn = truth["culprit"], f"node {truth['culprit'] // hang.PER_NODE}", 2 * hang.AT + 1
+    return [dict(zip(("", "culprit", "group", "number", "what it did"), row, strict=True)) for row in (
+        (f"{whose} function", *answer, "–"), ("drawn by hang.py", *drawn, hang.FAULTS[truth["fault"]]))]
 
 
 def waits(dumps: dict[int, dict]) -> dict[int, tuple[str, int, str]]:

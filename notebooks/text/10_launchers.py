@@ -85,12 +85,17 @@ lesson.predicted(my_lines, printed.count("epoch 0"), "lines", what="lines of epo
 #   on the host of the endpoint listens. Hosts that come under another job id, or to another endpoint, belong to another
 #   job.
 #
-# torchrun's own manual lists the options of both:
-
-# %%
-# !torchrun --help | grep -A 6 -E "^  --(nnodes|node.rank|rdzv.backend|rdzv.endpoint|rdzv.id|master.addr)[ ,]"
-
-# %% [markdown]
+# These are torchrun's options; its [manual](https://docs.pytorch.org/docs/stable/elastic/run.html) has more.
+#
+# | option | what it says |
+# |:--|:--|
+# | `--nnodes` | how many hosts the job has |
+# | `--nproc-per-node` | how many ranks start on each host |
+# | `--node-rank`, `--master-addr`, `--master-port` | static: the number of this host, and where host 0 listens |
+# | `--rdzv-backend` | which rendezvous: `static`, the default, or `c10d` |
+# | `--rdzv-endpoint` | c10d: where the hosts meet, `HOST:PORT` |
+# | `--rdzv-id` | c10d: the id of the job |
+#
 # ### Exercise 1: one line for two hosts
 #
 # Write one torchrun line, which is typed on both hosts, word for word the same. Two ranks start on each host, and all
@@ -141,8 +146,8 @@ lesson.verdict(which)
 lesson.table(show.meeting(printed))
 
 # %% [markdown]
-# Nobody was told who comes first. The torchrun whose host is that of the endpoint opens the store there. All torchruns,
-# itself too, connect to it. When as many are there as `--nnodes` says, each gets a number, and from it the numbers of its
+# No host was told its number. The torchrun whose host is that of the endpoint opens the store there. All torchruns
+# connect to it, this one included. When as many are there as `--nnodes` says, each gets a number, and from it the numbers of its
 # ranks. The host with number 0 opens a second store for the ranks, at a free port, and passes it on.
 #
 # Between real machines two more things go wrong.
@@ -217,8 +222,8 @@ lesson.predicted(my_facts, len(set(FIVE) & set(reports[0]["launcher"])), "of fiv
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.map_of(reports)
-lesson.figure("A job on two nodes, as its processes reported it. Each box holds what the process was told by the one "
-              "above it.")
+lesson.figure("A job on two nodes, as its processes reported it. Each box lists the variables that matter here; "
+              "a process also inherits those of the one above it.")
 
 # %% [markdown]
 # Slurm knows jobs, nodes and tasks, and no ranks. The torchruns met, and numbered four ranks. They met at the port of your
@@ -246,10 +251,9 @@ for launch, missing in (("hosts", no_hosts), ("slurm", no_slurm)):
 lesson.table(rows)
 
 # %% [markdown]
-# What remains is rounding, which the updates have enlarged: four ranks add in another order than one, and float32 keeps
-# about seven digits. **A launcher
-# starts processes. It does not change what they compute.** At the beginning two hosts trained two models. Now they train
-# one.
+# So little can be left by rounding: four ranks add in another order than one, and float32 keeps about seven digits. That
+# it is nothing else, [06](06_ddp.ipynb) shows in float64. **A launcher starts processes. It does not change what they
+# compute.** At the beginning two hosts trained two models. Now they train one.
 #
 # [`scripts/cluster/torchrun.sbatch`](../scripts/cluster/torchrun.sbatch) is such a file for real clusters. It does two
 # things more.
@@ -261,13 +265,13 @@ lesson.table(rows)
 #
 # ## Which GPUs does a task see?
 #
-# In a second way `srun` starts every rank itself, without torchrun. Then nobody sets RANK. Your `join()` would believe
-# in each process that it is alone, and train four times. `main.py` translates Slurm's names (`slurm_names` in
-# [launch.py](../trainer/launch.py)): `SLURM_PROCID` is the rank, `SLURM_LOCALID` the local rank, and
+# In a second way `srun` starts every rank itself, without torchrun. Then nobody sets RANK. In each task
+# your `join()` would take the process for a single one, and each would train alone. `main.py` translates Slurm's names
+# (`slurm_names` in [launch.py](../trainer/launch.py)): `SLURM_PROCID` is the rank, `SLURM_LOCALID` the local rank, and
 # `SLURM_STEP_NUM_TASKS` the world size.
 #
 # With one task per rank the GPUs are handed out, too, and two ways look alike. A Slurm that believes in four GPUs is
-# asked for both. Its numbers are real, the GPUs are not.
+# asked for both. Slurm is real; the GPUs are not.
 
 # %%
 tasks = "srun --label --nodes=1 --ntasks-per-node=4 --cpus-per-task=1"
@@ -280,11 +284,11 @@ lesson.verdict(which)
 
 # %% [markdown]
 # - With **`--gpus-per-task=1`** each rank sees one GPU alone, which it calls `cuda:0`. So
-#   `torch.cuda.set_device(local_rank)` fails on all ranks but the first. And a rank does not see the GPUs of its peers.
-#   NCCL's fast way between GPUs of one node, CUDA IPC, may need to: an [NCCL
-#   maintainer](https://github.com/NVIDIA/nccl/issues/129) advises against setting `CUDA_VISIBLE_DEVICES` per process for
-#   that reason, and users of Slurm clusters report failures ([NCCL](https://github.com/NVIDIA/nccl/issues/1066), [Open
-#   MPI](https://github.com/open-mpi/ompi/issues/11949)).
+#   `torch.cuda.set_device(local_rank)` fails on all ranks but the first. On a cluster that constrains devices each task may
+#   print 0. And a rank does not see the GPUs of its peers: a user of a Slurm cluster reports that NCCL then went over PCIe
+#   without a word, and an NCCL maintainer answers that it must see all GPUs of the node to find each NVLink ([issue
+#   1066](https://github.com/NVIDIA/nccl/issues/1066), 2023-11-13). [Open
+#   MPI](https://github.com/open-mpi/ompi/issues/11949) has such a report, too.
 # - With **`--gpus-per-node=8 --ntasks-per-node=8 --gpu-bind=none`** the variable is not set, and CUDA then shows a
 #   process every GPU that it may use: every rank sees all eight GPUs of its node, and takes
 #   the one of its local rank. This is the usual advice. It is what a rank under torchrun sees as well, where one task
@@ -318,33 +322,18 @@ if __name__ == "__main__":
 # !python results/live/10_spawn.py
 
 # %% [markdown]
-# The function stands in a file, below a guard: each new process imports that file, and would start processes of its own
-# at the last lines. Use `mp.spawn` where a program must be started by plain `python`. It stays on one machine, and
-# restarts nothing. Where a rank fails, it ends the others and raises an error with that rank's number.
-#
-# <details><summary><b>Card: what goes wrong with mp.spawn</b></summary>
-#
-# | what one sees | why | what to do |
-# |:--|:--|:--|
-# | *Can't get attribute* in a notebook | spawn starts a new Python, which imports the function by name; a cell cannot be imported | write the function to a file ([the case](../gallery/notebook_spawn.py)) |
-# | *bootstrapping phase* | the file has no `if __name__ == "__main__":`, so each new process spawns again | the guard |
-# | a hang with `start_method="fork"` | fork copies the process, but none of torch's threads | spawn |
-# | *Cannot re-initialize CUDA in forked subprocess* | the parent has used the GPU | spawn, before or after |
-# | a counter in the object that was passed stays 0 | arguments are pickled: each process has a copy | return results through a file or a queue |
-# | on the CPU all ranks have one model | a CPU tensor is not copied, it is [moved to shared memory](https://docs.pytorch.org/docs/stable/multiprocessing.html) | make model and optimizer inside the function |
-# | *address already in use* | a fixed port in the script, and a second job | a file, or a free port |
-#
-# </details>
+# The function stands in a file, and the call of `mp.spawn` below a guard: each new process imports that file, and without
+# the guard would spawn again. Use `mp.spawn` where a program must be started by plain `python`. It stays on one machine,
+# and restarts nothing. Where a rank fails, it ends the others and raises an error with that rank's number. [What goes
+# wrong with it](../site/pages/launchers.md#what-goes-wrong-with-mpspawn) stands in one table.
 #
 # <details><summary><b>Card: a tutorial's trainer for mp.spawn</b></summary>
 #
 # [`cards/spawn_trainer.py`](../lessons/l10_launchers/cards/spawn_trainer.py) has the settings that such tutorials have:
-# a `Trainer` class, `--n_gpus`, Adam with 0.001, batches of 8 per process, ten epochs, and a CNN of two convolutions with
-# 32 and 64 channels and a hidden layer of 128. Start it with
+# a `Trainer` class, `--n_gpus`, Adam with 0.001, batches of 8 per process, ten epochs, and a small CNN. Start it with
 # `python lessons/l10_launchers/cards/spawn_trainer.py --n_gpus 2`, or with `--images 640 --epochs 1` for a first look.
-# Two settings are worth a thought. A batch of 8 per process grows with `--n_gpus`, so the training changes with the
-# number of GPUs (lesson [09](09_large_batch.ipynb)). And the loss that it prints is that of one batch of rank 0.
-# [pytorch-distributed](https://github.com/tczhangzhi/pytorch-distributed) shows many launchers with their code.
+# A batch of 8 per process grows with `--n_gpus`, so the training changes with the number of GPUs (lesson
+# [09](09_large_batch.ipynb)). And the loss that it prints is that of rank 0's images.
 #
 # </details>
 #
