@@ -81,8 +81,6 @@ class Entry(Message):
     also_repaired_fails: bool = False
     launcher: bool = False
     gpu: str = ""
-    patient: int = 0
-    seen: str = ""
 
     @property
     def program(self) -> str:
@@ -130,11 +128,6 @@ def read_messages() -> list[Message]:
     """Entries and notes by their numbers, as the page has them."""
     every = [*read_table().values(), *(Note(**row) for row in TABLE["note"])]
     return sorted(every, key=lambda message: int(re.match(r"\d+", message.number)[0]))
-
-
-def read_patients() -> dict[int, Entry]:
-    """{number: Entry} of those that lesson 12 works through."""
-    return dict(sorted((entry.patient, entry) for entry in read_table().values() if entry.patient))
 
 
 def hangs(page: str = "") -> list[dict[str, str]]:
