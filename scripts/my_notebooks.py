@@ -24,6 +24,7 @@ from course import rank_program, twins
 from course.lesson import ROOT
 
 OWN, PLANS = Path("my-notebooks"), Path("teach/plans.toml")
+LEFT_OUT = "*Not on this path. The key ↓ goes on below it, Shift+Enter unfolds it.*"
 MADE_OF = "made_of"  # in a copy's metadata: the digest of the course's notebook; an earlier version wrote a list
 
 
@@ -74,7 +75,11 @@ def fold(notebook: nbformat.NotebookNode, slots: list[dict]) -> None:
         around = [each[1] for each in headings[:at] if each[0] < level][-1:]
         kept = title not in without if whole else {title, *(each[1] for each in hidden), *around} & named
         if not kept:
-            cell.metadata["jp-MarkdownHeadingCollapsed"] = True
+            heading, _, text = cell.source.partition("\n")
+            cell.source, cell.metadata["jp-MarkdownHeadingCollapsed"] = f"{heading}\n\n{LEFT_OUT}", True
+            if text.strip():  # JupyterLab shows all of a cell that is folded
+                below = nbformat.v4.new_markdown_cell(text.strip(), id=f"{cell.id}-text")
+                notebook.cells.insert(notebook.cells.index(cell) + 1, below)
 
 
 def cut(notebook: nbformat.NotebookNode) -> None:

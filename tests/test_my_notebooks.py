@@ -67,16 +67,19 @@ def test_of_a_copy_with_another_mark_nobody_says_that_the_course_has_changed(fol
 
 def test_what_a_path_leaves_out_is_folded(tmp_path):
     (tmp_path / "notebooks").mkdir()
-    texts = "# 05", "## Shard", "### Exercise: shard", "## Epochs", "text\n\n## Evaluation", "### Padding", "## Streams"
+    texts = ("# 05", "## Shard", "### Exercise: shard", "## Epochs", "text\n\n## Evaluation", "### Padding",
+             "## Streams\n\nmore")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text) for text in texts]),
                    tmp_path / "notebooks" / NAME)
     nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks/06_other.ipynb")
     slots = [{"what": "a talk"}, {"lesson": "05", "sections": ["Shard"]}, {"lesson": "05", "sections": ["Padding"]}]
     assert list(my_notebooks.update(tmp_path / "notebooks", tmp_path / "own/path", slots)) == []
     [made] = (tmp_path / "own/path").iterdir()
-    folded = [cell.source for cell in nbformat.read(made, as_version=4).cells
-              if cell.metadata.get("jp-MarkdownHeadingCollapsed")]
+    cells = nbformat.read(made, as_version=4).cells
+    folded = [cell.source.partition("\n")[0] for cell in cells if cell.metadata.get("jp-MarkdownHeadingCollapsed")]
     assert folded == ["## Epochs", "## Streams"]  # "Evaluation" begins in the cell of a text, and holds "Padding"
+    *_, last = shown(nbformat.v4.new_notebook(cells=cells))
+    assert last.source == f"## Streams\n\n{my_notebooks.LEFT_OUT}"
 
 
 def shown(notebook):
@@ -84,9 +87,9 @@ def shown(notebook):
     folded = 7  # the level of the heading that hides what follows
     for cell in notebook.cells:
         level = len(re.match("#*", cell.source)[0]) if cell.cell_type == "markdown" else 0
-        if 0 < level <= folded:
+        if folds := 0 < level <= folded:
             folded = level if cell.metadata.get("jp-MarkdownHeadingCollapsed") else 7
-        if folded == 7:
+        if folds or folded == 7:
             yield cell
 
 
