@@ -24,6 +24,7 @@ from course import rank_program, twins
 from course.lesson import ROOT
 
 OWN, PLANS = Path("my-notebooks"), Path("teach/plans.toml")
+LEFT_OUT = "*Not on this path. The key ↓ goes on below it, Shift+Enter unfolds it.*"
 MADE_OF = "made_of"  # in a copy's metadata: the digest of the course's notebook; an earlier version wrote a list
 
 
@@ -65,16 +66,31 @@ def fold(notebook: nbformat.NotebookNode, slots: list[dict]) -> None:
     named = {section for slot in slots for section in slot.get("sections", ())}
     whole = not all("sections" in slot for slot in slots)
     without = set.intersection(*(set(slot.get("without", ())) for slot in slots))
-    headings = [(len(match[1]), match[2].strip(), cell, match.start() == 0)
-                for cell in notebook.cells if cell.cell_type == "markdown"
-                for match in re.finditer(r"^(##+) (.+)", cell.source, re.M)]
-    for at, (level, title, cell, opens) in enumerate(headings):
+    cut(notebook)
+    headings = [(len(match[1]), match[2].strip(), cell) for cell in notebook.cells
+                if cell.cell_type == "markdown" and (match := re.match(r"(##+) (.+)", cell.source))]
+    for at, (level, title, cell) in enumerate(headings):
         # A folded cell hides all cells up to the next one that opens with a heading of its level.
-        hidden = itertools.takewhile(lambda later, own=level: not later[3] or later[0] > own, headings[at + 1:])
+        hidden = itertools.takewhile(lambda later, own=level: later[0] > own, headings[at + 1:])
         around = [each[1] for each in headings[:at] if each[0] < level][-1:]
         kept = title not in without if whole else {title, *(each[1] for each in hidden), *around} & named
-        if opens and not kept:
-            cell.metadata["jp-MarkdownHeadingCollapsed"] = True
+        if not kept:
+            heading, _, text = cell.source.partition("\n")
+            cell.source, cell.metadata["jp-MarkdownHeadingCollapsed"] = f"{heading}\n\n{LEFT_OUT}", True
+            if text.strip():  # JupyterLab shows all of a cell that is folded
+                below = nbformat.v4.new_markdown_cell(text.strip(), id=f"{cell.id}-text")
+                notebook.cells.insert(notebook.cells.index(cell) + 1, below)
+
+
+def cut(notebook: nbformat.NotebookNode) -> None:
+    """Let each heading below the title open a cell, since JupyterLab folds from such a cell to the next."""
+    cells = []
+    for cell in notebook.cells:
+        first, *more = re.split(r"\n+(?=##+ )", cell.source) if cell.cell_type == "markdown" else [cell.source]
+        cell.source = first
+        cells += [cell, *(nbformat.v4.new_markdown_cell(text, id=f"{cell.id}-{number}")
+                          for number, text in enumerate(more, 2))]
+    notebook.cells = cells
 
 
 def plans() -> dict[str, list[dict]]:

@@ -1,8 +1,12 @@
 """scripts/my_notebooks.py: copies of one's own, made once, which no change of the course touches."""
 
+import ast
+import re
+
 import nbformat
 import pytest
 
+from course.lesson import notebooks
 from scripts import my_notebooks
 
 NAME = "05_shards.ipynb"
@@ -63,13 +67,59 @@ def test_of_a_copy_with_another_mark_nobody_says_that_the_course_has_changed(fol
 
 def test_what_a_path_leaves_out_is_folded(tmp_path):
     (tmp_path / "notebooks").mkdir()
-    texts = "# 05", "## Shard", "### Exercise: shard", "## Epochs", "text\n\n## Evaluation", "### Padding", "## Streams"
+    texts = ("# 05", "## Shard", "### Exercise: shard", "## Epochs", "text\n\n## Evaluation", "### Padding",
+             "## Streams\n\nmore")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text) for text in texts]),
                    tmp_path / "notebooks" / NAME)
     nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks/06_other.ipynb")
     slots = [{"what": "a talk"}, {"lesson": "05", "sections": ["Shard"]}, {"lesson": "05", "sections": ["Padding"]}]
     assert list(my_notebooks.update(tmp_path / "notebooks", tmp_path / "own/path", slots)) == []
     [made] = (tmp_path / "own/path").iterdir()
-    folded = [cell.source for cell in nbformat.read(made, as_version=4).cells
-              if cell.metadata.get("jp-MarkdownHeadingCollapsed")]
-    assert folded == ["## Streams"]  # "Evaluation" stands in the cells of "Epochs", and holds "Padding"
+    cells = nbformat.read(made, as_version=4).cells
+    folded = [cell.source.partition("\n")[0] for cell in cells if cell.metadata.get("jp-MarkdownHeadingCollapsed")]
+    assert folded == ["## Epochs", "## Streams"]  # "Evaluation" begins in the cell of a text, and holds "Padding"
+    *_, last = shown(nbformat.v4.new_notebook(cells=cells))
+    assert last.source == f"## Streams\n\n{my_notebooks.LEFT_OUT}"
+
+
+def shown(notebook):
+    """Its cells, without those that a folded heading hides."""
+    folded = 7  # the level of the heading that hides what follows
+    for cell in notebook.cells:
+        level = len(re.match("#*", cell.source)[0]) if cell.cell_type == "markdown" else 0
+        if folds := 0 < level <= folded:
+            folded = level if cell.metadata.get("jp-MarkdownHeadingCollapsed") else 7
+        if folds or folded == 7:
+            yield cell
+
+
+def names(source):
+    """({what the cell defines}, {what it reads}), each (whether on live ranks, name)."""
+    if re.match("%%(mine|writefile)", source):
+        return set(), set()
+    lines = source.replace("\\\n", " ").splitlines()
+    nodes = list(ast.walk(ast.parse("\n".join(re.sub("^( *)[!%].*", r"\1pass", line) for line in lines))))
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    read |= {name for line in lines if line[:1] == "!" for name in re.findall(r"{(\w+)", line)}
+    defined = {getattr(node, "id", getattr(node, "arg", getattr(node, "name", None))) for node in nodes
+               if not isinstance(node, ast.Name) or isinstance(node.ctx, ast.Store)}
+    defined |= {(each.asname or each.name).partition(".")[0] for node in nodes
+                if isinstance(node, ast.Import | ast.ImportFrom) for each in node.names}
+    live = source.startswith("%%px")
+    return {(live, name) for name in defined}, {(live, name) for name in read - defined | ({"dist"} if live else set())}
+
+
+@pytest.mark.parametrize("path", my_notebooks.plans())
+def test_no_cell_of_a_path_needs_what_only_folded_ones_define(path):
+    slots = [slot for slot in my_notebooks.plans()[path] if "lesson" in slot]
+    for number in {slot["lesson"] for slot in slots}:
+        notebook = nbformat.read(notebooks()[number], as_version=4)
+        my_notebooks.fold(notebook, [slot for slot in slots if slot["lesson"] == number])
+        path_s, given, hidden = {cell.id for cell in shown(notebook)}, set(), set()
+        for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+            defined, read = names(cell.source)
+            if "lesson.live_ranks(" in cell.source:
+                defined.add((True, "dist"))  # ranks that are there have it
+            if cell.id in path_s:
+                assert not (read & hidden) - given, (number, cell.source)
+            (given if cell.id in path_s else hidden).update(defined)

@@ -76,6 +76,10 @@ def test_success_and_an_unknown_cause_are_no_expected_failure_and_else_the_statu
      "torch.distributed.elastic.multiprocessing.api.SignalException: Process 19 got signal: 15",
      "the job reached its time limit"),
     ("[rank1]: ValueError: bad\n[rank0]: RuntimeError: Timed out waiting 3000ms for recv operation to complete",
-     "a rank raised ValueError: bad")])
+     "a rank raised ValueError: bad"),
+    ("0: 96 images, 10 ranks\n0: W1128 23:18:48 76 torch/api.py:1028] Sending process 83 closing signal SIGTERM\n"
+     "0: E1128 23:18:48 76 torch/api.py:1002] failed (exitcode: 2) local_rank: 0 (pid: 82) of binary: python\n"
+     "1: torch.distributed.DistNetworkError: Failed to recv",
+     "a rank ended itself, and said why: 96 images, 10 ranks")])
 def test_a_log_is_explained_too(said, why):
     assert failures.explain(said)[1].startswith(why)

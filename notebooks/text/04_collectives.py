@@ -293,7 +293,7 @@ my_cards = None
 
 # %%
 command = ("torchrun --nproc_per_node=4 lessons/l04_collectives/race.py --out results/live/04_race.json "
-           f"--rates {rates} --rounds {rounds} --yours {yours}")
+           f"--rates {rates} --rounds {rounds} --yours {check.star.file} {check.ring.file}")
 if why := dial.missing():
     command = f"echo '{why}: a recorded run of the same command stands here.'"
 # !{command}

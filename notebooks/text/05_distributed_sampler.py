@@ -378,9 +378,10 @@ check.evaluate("mine/evaluate.py")
 #     --save results/live/05_model.pt
 
 # %% [markdown]
-# We evaluate this model on a small test set of 97 images, on 1, 2, 3 and 8 of the live ranks.
+# We evaluate this model on a small test set of 97 images, on 1, 2, 3 and 8 live ranks.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.live_ranks(ranks)
 test_set = data.get_dataset("auto", verify=False)[1]
 network = program.network("results/live/05_model.pt")
 torch.save((network, test_set.images[:test_images] / 127.5 - 1, test_set.labels[:test_images]),
@@ -390,6 +391,12 @@ torch.save((network, test_set.images[:test_images] / 127.5 - 1, test_set.labels[
 # %%px
 from functools import partial
 
+import torch
+import torch.distributed as dist
+
+from lessons.l05_distributed_sampler.program import part
+
+rank = dist.get_rank()
 network, images, labels = torch.load("results/live/05_test.pt", weights_only=False)
 (evaluate, whose), accuracies = part("evaluate"), {}
 
