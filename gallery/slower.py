@@ -24,6 +24,7 @@ def samples_per_second(ranks):
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(1)
+torch.manual_seed(0)  # the same first weights on all ranks
 model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(10)))
 alone, _ = samples_per_second(1) if rank == 0 else (None, None)
 dist.barrier()
