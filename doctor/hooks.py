@@ -151,11 +151,14 @@ def contents(batch: Any) -> list[int]:
     for tensor in tensors_in(batch):
         if tensor.dim() and tensor.numel() and tensor.device.type == "cpu" and not tensor.is_complex() and (
                 tensor.dtype.itemsize in WORDS and (total is None or len(tensor) == len(total))):
-            rows = tensor.detach().reshape(len(tensor), -1)
-            rows = rows[:, ::max(1, rows.shape[1] // ROW)].contiguous()
-            if rows.dtype != torch.bool:
-                rows = rows.view(WORDS[rows.dtype.itemsize])
-            own = (rows.to(torch.int64) * factors(rows.shape[1])).sum(1)
+            own = tensor.detach()
+            if own.dtype != torch.bool:
+                own = own.view(WORDS[own.dtype.itemsize])
+            if own.dim() > 1:
+                rows = own.reshape(len(own), -1)
+                rows = rows[:, ::max(1, rows.shape[1] // ROW)].to(torch.int64)
+                own = rows @ factors(rows.shape[1])
+            own = own.to(torch.int64)
             total = own if total is None else total * 31 + own
     return [] if total is None else (total % (2**53 - 111)).tolist()
 
@@ -500,8 +503,9 @@ class Hooks:
                 self.device(next(module.parameters()).device)
             self.log.forwards += 1
             self.log.sync("a forward of DDP", where())
-            self.log.flush()  # it may send buffers
-            self.before_forward = random_state() if looked_at(self.log.forwards) else None
+            if (first := looked_at(self.log.forwards)) or module.modules_buffers:
+                self.log.flush()  # it sends buffers, or builds its buckets
+            self.before_forward = random_state() if first else None
         elif not self.within and not self.raw and any(module in wrapped.parts for wrapped in self.models.values()):
             self.raw = where()
 
@@ -746,17 +750,18 @@ class Hooks:
                           rates=[group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)],
                           idle=all(parameter.grad is None for parameter in held),
                           together=any(numbers & set(model.trained.values()) for model in self.all_wrapped))
-        settings = [f"{name}={value}" for group in optimizer.param_groups for name, value in group.items()
+        settings = [(name, value) for group in optimizer.param_groups for name, value in group.items()
                     if isinstance(value, int | float | tuple)]
         count, line = self.optimizers[optimizer], where()
         if self.modes.get(optimizer) != settings:
             self.modes[optimizer] = settings
             self.log.note("settings", optimizer=self.number_of(optimizer), update=count, form=shapes(held),
-                          values=settings, where=line)
+                          values=[f"{name}={value}" for name, value in settings], where=line)
         self.log.sync("an update", line)
         if self.models and not self.synchronises:
             self.log.once("unsynchronised", where=line, step=self.log.steps)
-        self.undivided([part.grad for part in held])
+        if self.summed:
+            self.undivided([part.grad for part in held])
         if looked_at(count):
             gradients = [part.grad for part in held if part.grad is not None]
             self.log.note("update", optimizer=self.number_of(optimizer), update=count, form=shapes(held), where=line,

@@ -15,7 +15,7 @@ from typing import Any
 from .log import Log, relative, theirs, users
 
 FILE, DEPTH = 10**6, 10**9
-FREE, SHARE = 0.5, 0.02  # tracing may take this many seconds, or this share of the time; then it ends
+FREE, SHARE = 0.3, 0.02  # tracing may take this many seconds, or this share of the time; then it ends
 CALL, LINE, MONITORED = 2e-6, 2e-6, 5e-7  # seconds: sys.settrace of any call and of a line, sys.monitoring of a line
 
 
