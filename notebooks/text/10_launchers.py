@@ -8,7 +8,7 @@
 #         epochs: 1
 #         several_hosts: false
 #       seconds: 25
-#     seconds: 95
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -7,7 +7,7 @@
 #         images: 768
 #         kill: 1@13
 #       seconds: 75
-#     seconds: 120
+#     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -30,7 +30,7 @@
 # **You need** your program with its parts from lessons [03](03_processes_and_ranks.ipynb) to [07](07_traps.ipynb). The
 # course's parts stand in for those that you have not written.
 #
-# **Time.** About 90 minutes for you, 2 for the machine. Take a break before *How often to save*.
+# **Time.** About 90 minutes for you, 3 for the machine. Take a break before *How often to save*.
 
 # %%
 from course import lesson; lesson.begin()

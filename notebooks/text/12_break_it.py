@@ -7,7 +7,7 @@
 #         many: 16
 #         pairs: 1
 #       seconds: 70
-#     seconds: 115
+#     seconds: 165
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -29,7 +29,7 @@
 # **You need** the collectives ([04](04_collectives.ipynb)), [06 · DDP](06_ddp.ipynb), and the three questions of
 # [07](07_traps.ipynb). No GPU.
 #
-# **Time.** About 80 minutes for you, 2 for the machine.
+# **Time.** About 80 minutes for you, 3 for the machine.
 
 # %%
 from course import lesson; lesson.begin()
