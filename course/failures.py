@@ -37,8 +37,8 @@ CAUSES = {
         "only {1} of {2} ranks came. Start the others too, with this address and port, and this world size",
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",
     # Status 2: a program that refuses what it was given. Ranks of other nodes then raise errors of their connections.
-    r"(?m)^(.+)\n(?=(?:W\d.*Sending process .*\n)*E\d.*failed \(exitcode: 2\))":
-        "a rank ended itself, and said why: {1}",
+    r"(?m)^(?![WEI]\d{4} )(.+)\n(?=(?:W\d.*Sending process .*\n)*E\d.*failed \(exitcode: 2\))":
+        "a rank ended itself with status 2; the line before that was: {1}",
     r"Root Cause[\s\S]*?exitcode\s*: -9 ": "a rank was killed (SIGKILL): most often the machine ran out of memory",
     r"Root Cause[\s\S]*?exitcode\s*: -(11|6) .*|failed \(exitcode: -(11|6)\).*":
         "a rank broke off in code that is not Python (signal {1}; 11 is SIGSEGV, 6 SIGABRT). PYTHONFAULTHANDLER=1 "

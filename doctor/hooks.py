@@ -503,9 +503,9 @@ class Hooks:
                 self.device(next(module.parameters()).device)
             self.log.forwards += 1
             self.log.sync("a forward of DDP", where())
-            if (first := looked_at(self.log.forwards)) or module.modules_buffers:
-                self.log.flush()  # it sends buffers, or builds its buckets
-            self.before_forward = random_state() if first else None
+            if self.log.steps < FIRST or module.modules_buffers or self.log.counts.get("joined"):
+                self.log.flush()  # it sends: to build its buckets, buffers, or within Join
+            self.before_forward = random_state() if looked_at(self.log.forwards) else None
         elif not self.within and not self.raw and any(module in wrapped.parts for wrapped in self.models.values()):
             self.raw = where()
 

@@ -786,8 +786,15 @@ def fork(one: list[tuple], other: list[tuple]) -> tuple[tuple, tuple, tuple, int
             last = one[here] if one[here][0] != "sync" else last
             here, there = here + 1, there + 1
             continue
-        if not last:
-            return None
+        if not last:  # they made the group on lines of their own: begin at the first line that both have
+            both = set(other[there:])
+            first = next((at for at in range(here, len(one)) if one[at][0] != "sync" and one[at] in both), len(one))
+            start = other.index(one[first], there) if first < len(one) else len(other)
+            if [each for each in one[here:first] if each[0] == "sync"] != [
+                    each for each in other[there:start] if each[0] == "sync"]:
+                return None
+            here, there = first, start
+            continue
         depth, file, line = last
         around = sorted({(begin, end, function) for begin, end, function in statements(file[1])
                          if begin <= line <= end}, key=lambda each: each[1] - each[0])

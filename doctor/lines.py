@@ -6,6 +6,7 @@ They go into the log's stream, between the collectives, backwards and updates: D
 import functools
 import math
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -85,33 +86,34 @@ class Lines:
         if monitoring.get_tool(tool) is not None:
             return lambda: None
 
-        def began(code: CodeType, _: int) -> Any:
+        def moved(by: int, code: CodeType) -> Any:
             if not theirs(code.co_filename):
                 return monitoring.DISABLE
-            self.depth += 1
-            monitoring.set_local_events(tool, code, events.LINE)
+            if threading.get_ident() == self.log.main:  # it tells of all threads
+                self.depth += by
+                monitoring.set_local_events(tool, code, events.LINE)
             return None
 
-        def left(code: CodeType, *_: Any) -> Any:
-            if not theirs(code.co_filename):
-                return None
-            self.depth -= 1
-            return None
+        def raised(by: int, code: CodeType) -> None:
+            moved(by, code)  # an exception's events cannot be disabled
 
         def line(code: CodeType, number: int) -> None:
-            self.spent += MONITORED
-            self.keep(code, number)
+            if threading.get_ident() == self.log.main:
+                self.spent += MONITORED
+                self.keep(code, number)
 
         def end() -> None:
             monitoring.set_events(tool, 0)
-            monitoring.register_callback(tool, events.LINE, None)
+            monitoring.free_tool_id(tool)
 
         monitoring.use_tool_id(tool, "doctor")
-        for event, function in ((events.PY_START, began), (events.PY_RESUME, began), (events.PY_RETURN, left),
-                                (events.PY_YIELD, left), (events.PY_UNWIND, left), (events.LINE, line)):
-            monitoring.register_callback(tool, event, function)
+        monitoring.register_callback(tool, events.LINE, line)
+        for event, by in ((events.PY_START, 1), (events.PY_RESUME, 1), (events.PY_RETURN, -1), (events.PY_YIELD, -1)):
+            monitoring.register_callback(tool, event, lambda code, *_, by=by: moved(by, code))
+        for event, by in ((events.PY_THROW, 1), (events.PY_UNWIND, -1)):
+            monitoring.register_callback(tool, event, lambda code, *_, by=by: raised(by, code))
         for frame in under_way:
             monitoring.set_local_events(tool, frame.f_code, events.LINE)
         monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD
-                              | events.PY_UNWIND)
+                              | events.PY_UNWIND | events.PY_THROW)
         return end

@@ -50,6 +50,14 @@ def test_the_line_is_named_at_which_ranks_went_different_ways(change, line, tmp_
     assert sys.gettrace() is None
 
 
+def test_ranks_that_make_their_group_on_lines_of_their_own_are_compared_after_it():
+    file = ("my_train.py", "/no/such/file.py")
+    own = [[(1, file, line), (1, file, 9), ("sync", "all_reduce", "9")] for line in (3, 5)]
+    assert laws.fork(*own) is None
+    found = laws.fork([*own[0], (1, file, 10)], [*own[1], (1, file, 12)])
+    assert found and found[0][2] == 9
+
+
 def test_a_factor_that_goes_with_the_ranks_breaks_the_scale_and_a_weight_does_not():
     by_size = {2: {"a.py:1": 0.5, "a.py:2": 0.5, "a.py:3": 2.0}, 3: {"a.py:1": 0.334, "a.py:2": 0.5, "a.py:3": 2.97}}
     found = {finding.where: finding for finding in laws.scale_by_ranks(by_size)}

@@ -80,6 +80,6 @@ def test_success_and_an_unknown_cause_are_no_expected_failure_and_else_the_statu
     ("0: 96 images, 10 ranks\n0: W1128 23:18:48 76 torch/api.py:1028] Sending process 83 closing signal SIGTERM\n"
      "0: E1128 23:18:48 76 torch/api.py:1002] failed (exitcode: 2) local_rank: 0 (pid: 82) of binary: python\n"
      "1: torch.distributed.DistNetworkError: Failed to recv",
-     "a rank ended itself, and said why: 96 images, 10 ranks")])
+     "a rank ended itself with status 2; the line before that was: 96 images, 10 ranks")])
 def test_a_log_is_explained_too(said, why):
     assert failures.explain(said)[1].startswith(why)

@@ -59,18 +59,23 @@ def seconds_to(training: dict, images: int, batch: int, target: float) -> float 
     return None if reached is None else float(np.interp(reached, range(len(seconds) + 1), np.cumsum([0, *seconds])))
 
 
+def steps_by_rate() -> dict[int, dict[float, list[float]]]:
+    """{batch: {learning rate: updates to the target, one per seed; infinite where a training never reached it}}."""
+    steps: dict[int, dict[float, list[float]]] = {}
+    for row in recorded("steps"):
+        reached = epochs_to(row["accuracy"])
+        steps.setdefault(int(row["batch"]), {}).setdefault(row["lr"], []).append(
+            np.inf if reached is None else reached * (IMAGES // row["batch"]))
+    return steps
+
+
 def best_rates() -> list[dict]:
     """For each batch the rate that needs the fewest updates to the target, by the median of the seeds: a row with
     `batch`, `lr` and `steps` (one per seed)."""
-    steps: dict[float, dict[float, list[float]]] = {}
-    for row in recorded("steps"):
-        reached = epochs_to(row["accuracy"])
-        steps.setdefault(row["batch"], {}).setdefault(row["lr"], []).append(
-            np.inf if reached is None else reached * (IMAGES // row["batch"]))
     rows = []
-    for batch, by_rate in sorted(steps.items()):
+    for batch, by_rate in sorted(steps_by_rate().items()):
         lr = min(by_rate, key=lambda lr, by_rate=by_rate: median(by_rate[lr]))
-        rows.append({"batch": int(batch), "lr": lr, "steps": sorted(by_rate[lr])})
+        rows.append({"batch": batch, "lr": lr, "steps": sorted(by_rate[lr])})
     return rows
 
 
@@ -176,7 +181,7 @@ def advice(rows: list[dict], scale: float, ours: list[int]) -> list[str]:
     fewest, half = law([row["batch"] for row in rows], [median(row["steps"]) for row in rows])
     linear = list(takewhile(lambda row: math.isclose(row["lr"] / row["batch"], rows[0]["lr"] / rows[0]["batch"]), rows))
     rest = rows[len(linear):]
-    rates = {row["batch"]: row["lr"] for row in rows}
+    rates, tried = {row["batch"]: row["lr"] for row in rows}, steps_by_rate()
     return [
         f"**Where does it bend?** The measured updates follow {fewest:.0f} · (1 + {half:,.0f} / batch). So the bend is "
         f"at {half:,.0f} images. The noise scale near the target is about {scale:,.0f} images: "
@@ -184,8 +189,11 @@ def advice(rows: list[dict], scale: float, ours: list[int]) -> list[str]:
         f"**The best rate** is in proportion to the batch from {linear[0]['batch']} to {linear[-1]['batch']} images, "
         f"as the linear rule has it: {linear[0]['lr']:g} to {linear[-1]['lr']:g}. From {rest[0]['batch']} to "
         f"{rest[-1]['batch']:,} images it stays between {min(row['lr'] for row in rest):g} and "
-        f"{max(row['lr'] for row in rest):g}. Neighbouring rates overlap: with 512 images 0.16 does about as well as "
-        "0.32.",
+        f"{max(row['lr'] for row in rest):g}. Neighbouring rates overlap: " + "; ".join(
+            f"with {batch} images {one:g} takes {median(tried[batch][one]):.0f} updates in the median, {two:g} "
+            f"{median(tried[batch][two]):.0f}" for batch, one, two in (
+                (128, 0.04, 0.08), (256, 0.16, 0.08), (512, 0.16, 0.32)))
+        + ". So three seeds do not tell at which batch the proportion ends.",
         "**The theory's rate.** With a noise scale N the theory advises (1 + N / 64) / (1 + N / batch) times the rate "
         "of 64 images: " + "; ".join(
             f"{(1 + scale / 64) / (1 + scale / batch):.1f} times for {batch:,} images (square root "

@@ -262,11 +262,12 @@ def of_job(text):
     yield from cases
     if all(same(case.got, case.right) for case in cases):
         yield together(launchers)
-        others = [rehearse_job(text, job)[1] for job in ("4712", "29832500")]
-        meet = [places(calls)[0][0] for calls in (launchers, *others)]
-        port = meet[-1].partition(":")[2] or "29400"
-        yield Case(port.isdigit() and 20000 <= int(port) <= 65535, True,
-                   f"Job 29832500 would meet at port {port}, which is not from 20000 to 65535. Ports end there.")
+        jobs = "4711", "4712", "45999", "29832500"
+        meet = [places(calls)[0][0] for calls in (launchers, *(rehearse_job(text, job)[1] for job in jobs[1:]))]
+        for job, place in zip(jobs, meet, strict=True):
+            port = place.partition(":")[2] or "29400"
+            yield Case(port.isdigit() and 20000 <= int(port) <= 65535, True,
+                       f"Job {job} would meet at port {port}; 20000 to 65535 are right.")
         twice = max(meet, key=meet.count)
         yield Case(meet.count(twice), 1, f"Two of your jobs would both meet at {twice}, also where they share a node.")
 
@@ -286,7 +287,7 @@ def of_job(text):
             edited(JOB, {"#SBATCH --nodes=2\n": ""}),
         "The first line is missing.": JOB.partition("\n")[2],
         "Make the port from $SLURM_JOB_ID.": edited(JOB, {"$port": "29400"}),
-        "The numbers of jobs grow without end. Take a remainder.": edited(JOB, {" % 10000": ""}),
+        "Job numbers grow far beyond 65535. Take a remainder.": edited(JOB, {" % 10000": ""}),
         "localhost is each node itself.": edited(JOB, {"$first": "localhost"}),
         "In Slurm no node is called node0, and nobody has set $MASTER. Which nodes the job got stands in "
         "$SLURM_JOB_NODELIST.": edited(JOB, {"$first": "$MASTER"}),

@@ -8,6 +8,7 @@ All values come from a seed, so --load knows what must come back. Exit status 0 
 """
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -71,8 +72,8 @@ def main():
                 if not torch.equal(value.to_local(), right[name].to_local()):
                     raise RuntimeError(f"rank {placement.rank}: {name} is not what was saved")
         rows = len(right["table"].to_local())
-        print(f"rank {placement.rank} of {os.environ['WORLD_SIZE']} {'saved' if args.save else 'has, bit for bit,'} "
-              f"{rows} of {ROWS} rows ({whose})", flush=True)
+        did = "saved" if args.save else "has, bit for bit,"
+        sys.stdout.write(f"rank {placement.rank} of {os.environ['WORLD_SIZE']} {did} {rows} of {ROWS} rows ({whose})\n")
 
 
 if __name__ == "__main__":

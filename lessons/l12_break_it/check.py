@@ -126,7 +126,7 @@ def dumps(answer):
         ranks, per_node, culprit, fault, at, _ = arguments
         group, number = f"node {culprit // per_node}", 2 * at + 1
         right, got = (culprit, group, number), answer(dumps_of(*arguments))
-        did = "did not call it" if fault == "late" else "called barrier as its own"
+        did = "did not call it" if fault == "late" else "called barrier under that number, in place of all_reduce"
         yield Case(got, right, f"{ranks} ranks in nodes of {per_node}: the ranks of {group} wait in its collective "
                                f"{number}, and rank {culprit} {did}. So {right} is right; you returned {got}.")
 

@@ -205,7 +205,8 @@ print(f"printed by rank 0: {accuracies[0]:.3f}; added up: {sum(accuracies):.3f}"
 #   low efficiency then says nothing against DDP.
 # - **Contention.** Processes that have a device each still share memory, caches and power. To measure it, as many
 #   processes as ranks train a model of their own each, and **never communicate**. Their images per second, divided by
-#   those of one process alone, are the **ceiling** of this model and batch on this machine.
+#   those of one process alone, are the **ceiling** of this model and batch on this machine. Where ranks outnumber the
+#   devices, what taking turns costs is in it, too.
 # - **Communication.** The rest: messages, waiting for the slowest rank, and the work of DDP itself.
 #
 # One launch measures all of them, interleaved.
@@ -257,7 +258,8 @@ lesson.table(show.exposed(film))
 
 # %% [markdown]
 # **Exposed communication** is the part of the communication that no computing hides. The rest costs nothing, as long
-# as sending takes no cores. A rank may also wait for another *rank*. A log of rank 0 cannot tell these apart.
+# as sending takes no cores. The rank whose backward ends first also waits for the other *rank*: its number in the table
+# holds both. A log of rank 0 cannot tell these apart.
 #
 # ### Exercise 2: find the straggler
 #
@@ -289,9 +291,9 @@ film = read("straggler")["film"]
 find, whose = check.straggler.or_ours(my_straggler)
 slow, longer = find(show.computed(film))
 plots.lanes(film, range(5, 7))
-lesson.figure("Two of its steps" + (" (recorded)" if why else "") + ". The last message of a step arrives on both "
-              "ranks at the same moment. Until then one of them computes most of the time, and the other waits. The mean "
-              "that the program printed is larger: it includes the first updates, which take longest.")
+lesson.figure("Two of its steps" + (" (recorded)" if why else "") + ". No rank goes on before the "
+              "slow rank's last gradients have arrived. Until then one of them computes most of the time, and the other "
+              "waits. The mean that the program printed includes the first updates, which take longest.")
 lesson.verdict(f"By {whose} function **rank {slow}** is slow: it computes {1e3 * longer:.0f} ms per step longer, and the "
                "other waits for it.")
 
@@ -338,8 +340,8 @@ lesson.figure("Left: the two curves hardly differ. Right: two ranks are there so
 
 # %% [markdown]
 # **The same training, sooner**: sooner than this training on one process. A speed-up compares one training with itself.
-# Another batch may need fewer epochs: in the first console of this lesson one process with 64 images per step is beyond
-# this accuracy after two. Which batch reaches an accuracy soonest is the question of lesson
+# Another batch may need fewer epochs: in the first console of our run one process with 64 images per step was
+# beyond this accuracy after two. Which batch reaches an accuracy soonest is the question of lesson
 # [09](09_large_batch.ipynb). The first sitting ends here.
 #
 # ## What does a message cost?
@@ -384,7 +386,7 @@ lesson.figure("Each second size was given; the others test the prediction, with 
               + (" (recorded)." if why else "."))
 (size, seconds), (most, longest) = points[-2:]
 lesson.verdict(f"From the two longest comes a bandwidth of {8e-6 * (most - size) / (longest - seconds):.0f} Mbit/s, where "
-               "the dial has 150. It adds no latency: beside the bytes α is small.")
+               "the dial has 150. It adds no latency.")
 
 
 # %% [markdown]
@@ -393,9 +395,9 @@ lesson.verdict(f"From the two longest comes a bandwidth of {8e-6 * (most - size)
 # Backward fills one bucket after another. A bucket leaves when it is full, and its all-reduce holds the link. What is
 # still under way when backward has ended is exposed.
 #
-# In the film two messages share the link, and each is slower for it. Together they take as long as one after the other,
-# so the model sends them one after the other. The moment at which the last one arrives, which decides what is exposed,
-# is the same.
+# In the film several messages share the link. The model sends them one after another, and assumes that the last one
+# arrives at the same moment. In the film it arrives later than the bytes alone explain. How much that costs, the map
+# will tell.
 #
 # ### Exercise 4: `predict.py`
 #
@@ -421,7 +423,8 @@ check.step("mine/predict.py")
 # Steps of `train.py`'s model on two ranks, with several batches and on several networks. **Four cells**, the corners,
 # are measured with their parts: when the buckets are full where nothing is sent, and how long messages take where
 # nothing is computed. Everything else is predicted by `predict`, before it is measured: computing lies on the line
-# through the smallest and the largest batch, and a message on that through its neighbours, by its time on the wire.
+# through the smallest and the largest batch, and a message on that through its neighbours, by its time on the wire. A
+# message goes ahead of each that is measured, as in a training the step before.
 
 # %%
 sizes, networks = [int(batch) for batch in map_batches.split()], map_rates.split()
@@ -469,7 +472,8 @@ again = 100 * median(abs(step_of(*cell, other)[0] / took[cell] - 1) for cell in 
 slower = other["computing"][str(sizes[-1])], corner["computing"][str(sizes[-1])]
 show.the_map(sizes, networks, predicted, took, corners)
 lesson.figure("Dashed: the corners, from whose parts everything was predicted" + (" (recorded)" if why else "") + ". Each "
-              "other cell was predicted first, and then measured.")
+              "other cell was predicted first, and then measured, in a second launch: compare a cell with its prediction, "
+              "not a corner with its neighbour.")
 lesson.predicted(my_error, middle, "%", what="error of the map")
 lesson.verdict([
     f"The median error of the {len(others)} cells is **{middle:.0f} %**, the worst **{100 * errors[worst]:+.0f} %**, "

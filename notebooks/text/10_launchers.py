@@ -147,8 +147,8 @@ lesson.table(show.meeting(printed))
 
 # %% [markdown]
 # No host was told its number. The torchrun whose host is that of the endpoint opens the store there. All torchruns
-# connect to it, this one included. When as many are there as `--nnodes` says, each gets a number, and from it the numbers of its
-# ranks. The host with number 0 opens a second store for the ranks, at a free port, and passes it on.
+# connect to it, this one included. When as many are there as `--nnodes` says, each gets a number, and from it the
+# numbers of its ranks. The host with number 0 opens a second store for the ranks, at a free port, and passes it on.
 #
 # Between real machines two more things go wrong.
 #
@@ -227,8 +227,7 @@ lesson.figure("A job on two nodes, as its processes reported it. Each box lists 
 
 # %% [markdown]
 # Slurm knows jobs, nodes and tasks, and no ranks. The torchruns met, and numbered four ranks. They met at the port of your
-# endpoint. For the ranks they then chose another one, on the first node, and passed it on as MASTER_PORT. Now your job
-# trains.
+# endpoint. With c10d the ranks got another port, on the first node, passed on as MASTER_PORT. Now your job trains.
 
 # %%
 command = f"scripts/cluster/slurm_lab.py --nodes 2 -- lessons/l10_launchers/submit.sh {job} {options}"
@@ -251,8 +250,8 @@ for launch, missing in (("hosts", no_hosts), ("slurm", no_slurm)):
 lesson.table(rows)
 
 # %% [markdown]
-# So little can be left by rounding: four ranks add in another order than one, and float32 keeps about seven digits. That
-# it is nothing else, [06](06_ddp.ipynb) shows in float64. **A launcher starts processes. It does not change what they
+# So little can be left by rounding: four ranks add in another order than one, and float32 keeps about seven digits. How
+# small the rest is in float64, [06](06_ddp.ipynb) shows on one machine. **A launcher starts processes. It does not change what they
 # compute.** At the beginning two hosts trained two models. Now they train one.
 #
 # [`scripts/cluster/torchrun.sbatch`](../scripts/cluster/torchrun.sbatch) is such a file for real clusters. It does two
@@ -265,8 +264,8 @@ lesson.table(rows)
 #
 # ## Which GPUs does a task see?
 #
-# In a second way `srun` starts every rank itself, without torchrun. Then nobody sets RANK. In each task
-# your `join()` would take the process for a single one, and each would train alone. `main.py` translates Slurm's names
+# There is a second way: `srun` starts every rank itself, without torchrun. Then nobody sets RANK. In each task your
+# `join()` would take the process for a single one, and each would train alone. `main.py` translates Slurm's names
 # (`slurm_names` in [launch.py](../trainer/launch.py)): `SLURM_PROCID` is the rank, `SLURM_LOCALID` the local rank, and
 # `SLURM_STEP_NUM_TASKS` the world size.
 #
@@ -289,9 +288,8 @@ lesson.verdict(which)
 #   without a word, and an NCCL maintainer answers that it must see all GPUs of the node to find each NVLink ([issue
 #   1066](https://github.com/NVIDIA/nccl/issues/1066), 2023-11-13). [Open
 #   MPI](https://github.com/open-mpi/ompi/issues/11949) has such a report, too.
-# - With **`--gpus-per-node=8 --ntasks-per-node=8 --gpu-bind=none`** the variable is not set, and CUDA then shows a
-#   process every GPU that it may use: every rank sees all eight GPUs of its node, and takes
-#   the one of its local rank. This is the usual advice. It is what a rank under torchrun sees as well, where one task
+# - With **`--gpus-per-node=8 --ntasks-per-node=8 --gpu-bind=none`** the variable is not set here; a cluster may set it
+#   to all of them. Either way every rank sees all eight GPUs of its node, and takes the one of its local rank. This is the usual advice. It is what a rank under torchrun sees as well, where one task
 #   per node gets all GPUs.
 #
 # *Not run here: NCCL under either binding.* `NCCL_DEBUG=INFO` prints the way it takes, `P2P/IPC` or `SHM`.
@@ -332,7 +330,7 @@ if __name__ == "__main__":
 # [`cards/spawn_trainer.py`](../lessons/l10_launchers/cards/spawn_trainer.py) has the settings that such tutorials have:
 # a `Trainer` class, `--n_gpus`, Adam with 0.001, batches of 8 per process, ten epochs, and a small CNN. Start it with
 # `python lessons/l10_launchers/cards/spawn_trainer.py --n_gpus 2`, or with `--images 640 --epochs 1` for a first look.
-# A batch of 8 per process grows with `--n_gpus`, so the training changes with the number of GPUs (lesson
+# With 8 images per process the global batch grows with `--n_gpus`, so the training changes with the number of GPUs (lesson
 # [09](09_large_batch.ipynb)). And the loss that it prints is that of rank 0's images.
 #
 # </details>
@@ -370,7 +368,7 @@ if __name__ == "__main__":
 # ```
 #
 # `torchrun --nproc_per_node=2 lessons/l10_launchers/cards/quiet_print.py` shows what it hides. The loss turns into `nan`;
-# rank 1 prints why, and nobody reads it. So do libraries. Write `if rank == 0: print(…)` where you mean it, and print
+# rank 1 prints why, and nobody reads it. What libraries print on rank 1 is lost, too. Write `if rank == 0: print(…)` where you mean it, and print
 # numbers that were summed over all ranks. `torchrun --tee=3 --log-dir=logs` keeps every rank's output in a file, and
 # begins each line on the screen with its local rank, `[default0]:`.
 #

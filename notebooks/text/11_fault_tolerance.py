@@ -54,9 +54,9 @@ kill = "1@23"  # rank 1, in the middle of the update after this one
 # %% [markdown]
 # ## What torchrun does
 #
-# `torchrun` watches its ranks. When one ends with an error, the others cannot go on: with gloo their connections close and
-# they fail, with NCCL they wait. `torchrun` ends those that are left. With `--max-restarts=1` it then starts **all** ranks again, once
-# ([manual](https://docs.pytorch.org/docs/stable/elastic/run.html)). The new processes begin at the first line of the
+# `torchrun` watches its ranks. When one ends with an error, the others cannot go on: with gloo their connections close
+# and they fail, with NCCL they wait. `torchrun` ends those that are left. With `--max-restarts=1` it then starts **all**
+# ranks again, once ([manual](https://docs.pytorch.org/docs/stable/elastic/run.html)). The new processes begin at the first line of the
 # program. A restart cures an accident and repeats a mistake: a program that fails at its first line fails again.
 #
 # Two ranks of your program train with random mirrored images and a learning rate that falls along a cosine. First nobody
@@ -122,7 +122,7 @@ check.never_half("mine/replace.py")
 # there, all ranks call `restore`, which returns `(epoch, step, losses)`.
 #
 # The training that goes on must be the one that was killed, **bit for bit**. So save everything that the next update
-# depends on. Which rank knows it? `self.replace(path, data)` is your function of above; `torch.save(state, buffer)` with
+# depends on. Which rank knows it? `self.replace(path, data)` is your function from above; `torch.save(state, buffer)` with
 # `buffer = io.BytesIO()` makes bytes of a dict, `buffer.getvalue()`.
 
 # %%
@@ -194,8 +194,9 @@ lesson.figure("Each row is a training that went on from the same file, with one 
 
 # %% [markdown]
 # No row ends with an error. A training goes on from an incomplete checkpoint, and its loss falls.
-# Some rows even end with a lower loss than the undisturbed training. Without the epoch or the update number it has trained
-# longer. So the loss tells you nothing: that is why the mistake lives long. The only test is the one of above, killed and undisturbed compared bit for bit.
+# Some rows even end with a lower loss than the undisturbed training, and not only those that trained longer, without the
+# epoch or the update number. A falling loss does not show that something is missing: that is why the mistake lives long.
+# The only test is the one above: compare killed and undisturbed bit for bit.
 #
 # ## What a kill costs
 #
@@ -452,8 +453,8 @@ lesson.table(sharded.contents(f"{files}_table"))
 #
 # ## Without a restart of all
 #
-# With 2,048 nodes, the processes of all start again because one node failed. [torchft](https://github.com/meta-pytorch/torchft) lets the others go on.
-# The ranks are divided into **replica groups**, each with the whole model and a `torchrun` of its own. Each group sends
+# With 2,048 nodes, the processes of all start again because one node failed.
+# [torchft](https://github.com/meta-pytorch/torchft) lets the others go on. The ranks are divided into **replica groups**, each with the whole model and a `torchrun` of its own. Each group sends
 # heartbeats to a small program, the **lighthouse**. In each step the living groups form a **quorum** and average their
 # gradients. A step counts only if all of them finish it. A group that comes back gets the weights and the optimizer's
 # state from a living one, over the network, and joins at the current step.

@@ -76,7 +76,7 @@ look_4711()
 # the call in its group, and `retired` says whether the call is done. `pg_config` lists the rank's groups. gloo leaves it
 # empty, so the course adds it.
 #
-# The first look is chosen for you. Take the others in cells of your own, such as `look_4711("dump 9")`.
+# The first two looks are chosen for you. Take the others in cells of your own, such as `look_4711("dump 9")`.
 
 # %%
 look_4711("stack 0")
@@ -151,7 +151,8 @@ look_4711.show("stack R", answer[0])
 # > we get when we load the saved file: it is better in the log.
 #
 # The program is `lessons/l12_break_it/jobs/job_4802.py`, by somebody else. Its source is one of the looks. A
-# program of your own has 1,500 lines; this one has 168. Let the other looks tell you where to read.
+# program of your own has 1,500 lines; this one has 168. Let the other looks tell you where to read. The first two are
+# taken for you.
 
 # %%
 look_4802 = incident.silent()
@@ -219,6 +220,8 @@ print(incident.report_of("results/live/12_doctor.txt"))
 #
 # > Two ranks, with connections of 10 Gbit/s, are far from twice as fast as one process. Rank 0 spends much of each step
 # > in all-reduce, so our network is too slow. We ask for a faster one.
+#
+# The first look is taken for you.
 
 # %%
 look_4815 = incident.slow()
@@ -274,9 +277,11 @@ look_4815.show("film")
 lesson.predicted(my_cause, incident.last_to_call(), what="what each step waits for")
 
 # %% [markdown]
-# The list of recordings is sorted by length, and rank 1 took its second half. The all-reduce ends when the last rank has
-# called it: a *straggler* makes every network look slow. The two ratios above say what each cure brings: of a faster
-# network at most the second one. So measure on **each** rank when it calls, not how long it waits.
+# The list of recordings is sorted by length, and rank 1 took its second half. The all-reduce cannot end before the last
+# rank has called it: a *straggler* makes every network look slow. The two ratios above say what each cure brings: of a
+# faster network at most the second one. So measure on **each** rank when it calls, not how long it waits. Twice as fast
+# as one process it is still not: divide the look *alone*, which is recorded, by your row. What is left each rank does
+# for itself, such as the update, or in the exchange that the figure shows.
 #
 # ## Looks used
 
