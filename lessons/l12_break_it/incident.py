@@ -72,9 +72,9 @@ def lanes(job: str, steps: range):
     def show():
         plots.lanes(film_of(job), steps)
         lesson.figure(f"Recorded at 10 Gbit/s: job {job}, steps {steps.start} and {steps.stop - 1}. After the "
-                      "all-reduce comes the rest of backward: DDP copies the means into the gradients. What rank 1, the "
-                      "last to call, still waits for is the exchange itself. The gaps around an update are mostly the "
-                      "film's own work.")
+                      "all-reduce comes the rest of backward: DDP copies the means into the gradients. What rank 1, "
+                      "the last to call, still waits for is the exchange itself. The gaps around an update are mostly "
+                      "the film's own work.")
     return show
 
 
