@@ -104,6 +104,7 @@ class Lines:
 
         def end() -> None:
             monitoring.set_events(tool, 0)
+            monitoring.register_callback(tool, events.LINE, None)  # the events of each function's lines stay on
             monitoring.free_tool_id(tool)
 
         monitoring.use_tool_id(tool, "doctor")

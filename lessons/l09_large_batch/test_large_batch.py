@@ -20,6 +20,7 @@ def train(*options, ranks=1):
     return subprocess.run([*start, *TRAIN, *options], cwd=runner.ROOT, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.weekly
 def test_a_warm_up_changes_the_training_and_a_batch_that_a_rate_was_right_for_changes_nothing():
     plain, same, risen = (record.epochs(train("--batch=48", *options).stdout)["loss"]
                           for options in ([], ["--lr-for=48"], ["--lr-for=12", "--warm-up=3"]))
@@ -63,6 +64,7 @@ def test_a_race_names_a_winner_by_the_rule_and_none_where_a_run_missed_the_targe
     assert "; significant" not in show.race([(6.0, 4.0)]) and " s sooner" not in show.race([(6.0, None), (6.0, 4.0)])
 
 
+@pytest.mark.weekly  # daily the notebook runs it
 def test_the_race_runs_the_learners_program(tmp_path, monkeypatch):
     monkeypatch.chdir(runner.ROOT)
     mine, made = runner.ROOT / "mine", not (runner.ROOT / "mine").exists()

@@ -49,6 +49,7 @@ def test_text_b_and_its_solution_differ_from_those_of_a_in_the_same_lines():
     assert len(new) == 6 and [line for line in new[1:] if line not in theirs] == []
 
 
+@pytest.mark.weekly
 def test_a_solution_of_text_a_is_wrong_for_text_b():
     outcome, message = check.ddp_b.verdict(check.mistake({}))
     assert outcome == "wrong" and "crops" in message
