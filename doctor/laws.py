@@ -764,6 +764,11 @@ def syncs(record: Record) -> list[dict[str, Any]]:
     return [kinds[-1 - number] for number in numbers if -1 - number in kinds]
 
 
+def without_lines(items: list[tuple]) -> list[tuple]:
+    """The collectives, backwards and updates among a stream's items."""
+    return [item for item in items if item[0] == "sync"]
+
+
 def left(items: list[tuple], at: int, depth: int, lines: tuple[int, int], file: Any) -> int | None:
     """Where a rank comes out of these lines of a file, from `at` on; None where it never does."""
     for number in range(at, len(items)):
@@ -790,8 +795,7 @@ def fork(one: list[tuple], other: list[tuple]) -> tuple[tuple, tuple, tuple, int
             both = set(other[there:])
             first = next((at for at in range(here, len(one)) if one[at][0] != "sync" and one[at] in both), len(one))
             start = other.index(one[first], there) if first < len(one) else len(other)
-            if [each for each in one[here:first] if each[0] == "sync"] != [
-                    each for each in other[there:start] if each[0] == "sync"]:
+            if without_lines(one[here:first]) != without_lines(other[there:start]):
                 return None
             here, there = first, start
             continue
@@ -802,8 +806,7 @@ def fork(one: list[tuple], other: list[tuple]) -> tuple[tuple, tuple, tuple, int
             lines = (0, 10**9) if function else (begin, end)
             out, off = left(one, here, depth, lines, file), left(other, there, depth, lines, file)
             if out is not None and off is not None and one[out] == other[off] and (
-                    [item for item in one[here:out] if item[0] == "sync"]
-                    == [item for item in other[there:off] if item[0] == "sync"]):
+                    without_lines(one[here:out]) == without_lines(other[there:off])):
                 here, there = out, off
                 break
             if function:

@@ -24,7 +24,7 @@ class Lines:
     """Traces this thread from now on, also the functions under way. `always`: to the end, whatever it costs."""
 
     def __init__(self, log: Log, always: bool):
-        self.log, self.depth, self.spent = log, 0, 0.0
+        self.log, self.spent = log, 0.0
         self.limit = math.inf if always else FREE
         self.number = functools.cache(self.new_file)
         under_way = [frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if users(frame)]

@@ -47,6 +47,17 @@ def environment(**changes):
     return {k: v for k, v in env.items() if v is not None}
 
 
+def shown(notebook):
+    """A notebook's cells, without those that a folded heading hides."""
+    folded = 7  # the level of the heading that hides what follows
+    for cell in notebook.cells:
+        level = len(re.match("#*", cell.source)[0]) if cell.cell_type == "markdown" else 0
+        if folds := 0 < level <= folded:
+            folded = level if cell.metadata.get("jp-MarkdownHeadingCollapsed") else 7
+        if folds or folded == 7:
+            yield cell
+
+
 def _of_a_run(env):
     """One thread for each process, as torchrun gives: another number computes other last bits."""
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment(**env)}

@@ -1,5 +1,6 @@
 """The plan "Four hours" as a learner walks it: in a copy of the course, the cells that its path shows and no
-others, every exercise solved. At the end stands a program that is equal to one process."""
+others, every exercise solved. The program that grew on the way is equal to one process. So is the capstone, for
+which examples/minimal_ddp.py stands from the beginning."""
 
 import importlib
 import inspect
@@ -17,7 +18,7 @@ import pytest
 from course.lesson import ROOT, notebooks
 from scripts import my_notebooks
 from teach import learner_copy
-from tests import runner, test_my_notebooks
+from tests import runner
 
 pytestmark = pytest.mark.weekly
 PATH = [slot for slot in my_notebooks.plans()["four-hours"] if "lesson" in slot]
@@ -54,7 +55,7 @@ def test_every_cell_of_the_path_runs_and_the_programs_are_those_of_one_process(t
         file = copy / "notebooks" / notebooks()[number].name
         notebook = nbformat.read(file, as_version=4)
         my_notebooks.fold(notebook, [slot for slot in PATH if slot["lesson"] == number])
-        notebook.cells = list(test_my_notebooks.shown(notebook))
+        notebook.cells = list(runner.shown(notebook))
         check = importlib.import_module(f"lessons.{next(ROOT.glob(f'lessons/l{number}_*')).name}.check")
         for cell, after in itertools.pairwise(cell for cell in notebook.cells if cell.cell_type == "code"):
             if "raise NotImplementedError" in cell.source:

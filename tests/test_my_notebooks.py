@@ -8,6 +8,7 @@ import pytest
 
 from course.lesson import notebooks
 from scripts import my_notebooks
+from tests import runner
 
 NAME = "05_shards.ipynb"
 
@@ -78,19 +79,8 @@ def test_what_a_path_leaves_out_is_folded(tmp_path):
     cells = nbformat.read(made, as_version=4).cells
     folded = [cell.source.partition("\n")[0] for cell in cells if cell.metadata.get("jp-MarkdownHeadingCollapsed")]
     assert folded == ["## Epochs", "## Streams"]  # "Evaluation" begins in the cell of a text, and holds "Padding"
-    *_, last = shown(nbformat.v4.new_notebook(cells=cells))
+    *_, last = runner.shown(nbformat.v4.new_notebook(cells=cells))
     assert last.source == f"## Streams\n\n{my_notebooks.LEFT_OUT}"
-
-
-def shown(notebook):
-    """Its cells, without those that a folded heading hides."""
-    folded = 7  # the level of the heading that hides what follows
-    for cell in notebook.cells:
-        level = len(re.match("#*", cell.source)[0]) if cell.cell_type == "markdown" else 0
-        if folds := 0 < level <= folded:
-            folded = level if cell.metadata.get("jp-MarkdownHeadingCollapsed") else 7
-        if folds or folded == 7:
-            yield cell
 
 
 def names(source):
@@ -115,11 +105,11 @@ def test_no_cell_of_a_path_needs_what_only_folded_ones_define(path):
     for number in {slot["lesson"] for slot in slots}:
         notebook = nbformat.read(notebooks()[number], as_version=4)
         my_notebooks.fold(notebook, [slot for slot in slots if slot["lesson"] == number])
-        path_s, given, hidden = {cell.id for cell in shown(notebook)}, set(), set()
+        visible, given, hidden = {cell.id for cell in runner.shown(notebook)}, set(), set()
         for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
             defined, read = names(cell.source)
             if "lesson.live_ranks(" in cell.source:
                 defined.add((True, "dist"))  # ranks that are there have it
-            if cell.id in path_s:
+            if cell.id in visible:
                 assert not (read & hidden) - given, (number, cell.source)
-            (given if cell.id in path_s else hidden).update(defined)
+            (given if cell.id in visible else hidden).update(defined)

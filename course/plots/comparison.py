@@ -45,7 +45,7 @@ def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 
 def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Images a second, all ranks together, against world size."""
+    """Images per second, all ranks together, against world size."""
     return _by_world_size(table, "images_per_second", "Throughput", "images/s", "{:,.0f}", ax)
 
 

@@ -60,7 +60,7 @@ def score(*incidents: tuple[Incident, object]) -> list[dict]:
 
 
 def text(job: str, name: str):
-    """Shows a recorded output, its command first."""
+    """Shows a recorded output, with its command."""
     return lambda: print("Recorded:", (HERE / "evidence" / job / f"{name}.txt").read_text(encoding="utf-8"), sep="\n")
 
 
@@ -114,7 +114,7 @@ def last_to_call() -> str:
 
 def in_turns(exercise: Exercise, pairs: int) -> tuple[str, list[float], list[float], list[float]]:
     """("your" or "our", seconds of an epoch of job 4815: as it was, with the shard that the exercise has found right,
-    else ours, and as it was on connections without a limit), in turns: one of each per pair. Its steps are unequally
+    else ours, and as it was on connections without a limit), in turns, one of each per round. Its steps are unequally
     long: their median is no epoch's.
     """
     def seconds(dialled, options=""):

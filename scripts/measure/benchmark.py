@@ -5,8 +5,8 @@
     python scripts/measure/benchmark.py --only frameworks --out build/frameworks.json
 
 epoch       an epoch of CIFAR-10 (LeNet, batch 64, one thread): main.py against textbook.py; its share of data
-ranks       images a second of main.py, LeNet and the small ResNet, one thread each: two ranks against one, and against
-            two processes that train at the same time and never talk, which is what the machine can give
+ranks       images per second of main.py, LeNet and the small ResNet, one thread each: two ranks against one, and
+            against two processes that train at the same time and never talk, which is what the machine can give
 start       torchrun typed to the first training step done, 8 ranks: main.py against textbook.py, and against 8 ranks of
             a line that only imports torch, start to finish
 frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, one thread each: main.py against the
@@ -110,7 +110,7 @@ def speed(*arguments):
 
 
 def apart(model, images):
-    """Images a second of two processes together that train at the same time and never talk."""
+    """Images per second of two processes together that train at the same time and never talk."""
     with ThreadPoolExecutor() as at_once:
         try:
             return {"img/s": sum(each["img/s"] for each in at_once.map(partial(speed, PYTHON, model), [images] * 2))}
