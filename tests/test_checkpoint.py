@@ -1,6 +1,7 @@
 """Checkpoints: nothing lost, nothing twice, and the very weights of a run that nobody disturbed."""
 
 import errno
+import functools
 import json
 import multiprocessing
 import os
@@ -46,18 +47,18 @@ def epochs_logged(log):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """{ranks: (weights, table)} of runs that nobody stops."""
-    folder, results = tmp_path_factory.mktemp("undisturbed"), {}
-    for ranks in (0, 2):
-        log, model = folder / f"{ranks}.jsonl", folder / f"{ranks}.pt"
-        done = runner.run(ranks, *JOB, "--log-file", log, "--save-model", model)
+    """undisturbed(ranks): (weights, table) of a run that nobody stops."""
+    @functools.cache
+    def trained(ranks):
+        folder = tmp_path_factory.mktemp("undisturbed")
+        done = runner.run(ranks, *JOB, "--log-file", folder / "log.jsonl", "--save-model", folder / "model.pt")
         assert done.returncode == 0, done.stderr
-        results[ranks] = weights(model), runs.read_run(log)
-    return results
+        return weights(folder / "model.pt"), runs.read_run(folder / "log.jsonl")
+    return trained
 
 
 def is_the_undisturbed(ranks, undisturbed, model, log):
-    expected, table = undisturbed[ranks]
+    expected, table = undisturbed(ranks)
     assert equal(weights(model), expected), "other weights than the undisturbed run's"
     continued = runs.read_run(log)
     assert list(continued["epoch"]) == [0, 1, 2, 3] and set(continued["status"]) == {"completed"}
@@ -82,9 +83,10 @@ def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturb
     assert is_the_undisturbed(ranks, undisturbed, model, log)["restarts"][0] == 1
     if not ranks:
         assert runner.run(ranks, *options).returncode == 0, "a finished run has nothing to add"
-        assert equal(weights(model), undisturbed[ranks][0])
+        assert equal(weights(model), undisturbed(ranks)[0])
 
 
+@pytest.mark.weekly
 def test_a_signal_to_one_rank_stops_all_within_seconds(tmp_path):
     """However slow the steps are: ten of these would take 30 s."""
     script, log = tmp_path / "slow.py", tmp_path / "run.jsonl"
@@ -152,6 +154,7 @@ def test_a_rank_killed_at_a_random_moment_is_restarted_and_the_run_is_the_undist
     assert is_the_undisturbed(2, undisturbed, model, log)["restarts"][0] == 1
 
 
+@pytest.mark.weekly
 def test_a_rank_that_hangs_is_named_by_the_others(tmp_path):
     """SIGSTOP: the process lives, keeps its connections, and does nothing. --timeout bounds the wait of the others."""
     log = tmp_path / "run.jsonl"
@@ -171,6 +174,7 @@ def test_a_rank_that_hangs_is_named_by_the_others(tmp_path):
     assert f"rank(s) {1 - rank} waited in epoch" in output and f"no word from rank(s) {rank}" in output, output
 
 
+@pytest.mark.weekly
 def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, tmp_path):
     log, model = tmp_path / "run.jsonl", tmp_path / "model.pt"
     options = [*JOB, "--checkpoint", tmp_path / "c", "--log-file", log]
@@ -182,7 +186,7 @@ def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, tmp_
     assert runs.read_run(log)["status"][0] == "resumable"
     done = runner.run(2, *options, "--save-model", model)
     assert done.returncode == 0, done.stderr
-    one, other = undisturbed[0][0], weights(model)
+    one, other = undisturbed(0)[0], weights(model)
     assert max((one[name] - other[name]).abs().max() for name in one) < 1e-5
     table = runs.read_run(log)
     assert list(table["epoch"]) == [0, 1, 2, 3] and "world size changed: 3, 2" in table["note"][0]
@@ -194,6 +198,7 @@ def test_a_missing_checkpoint_is_refused_where_there_must_be_one(tmp_path):
         Run(args, launch.find_placement("cpu")).saved_state()
 
 
+@pytest.mark.weekly
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     options = [*JOB, "--samples", 192, "--epochs", 1, "--checkpoint", tmp_path / "c"]
     assert runner.run(0, *options).returncode == 0
@@ -320,6 +325,7 @@ def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch)
 # ------------------------------------------------------------------------------------------------ what a run says last
 
 
+@pytest.mark.weekly
 def test_nccl_is_left_where_the_ranks_stop_together_and_not_after_an_error(monkeypatch):
     """After an error it would wait for ranks that are gone."""
     left = []

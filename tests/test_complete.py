@@ -167,6 +167,7 @@ def test_a_folder_whose_splits_do_not_match_is_refused(folder, tmp_path, capsys)
     assert "a folder with train/CLASS/ and val/CLASS/" in capsys.readouterr().err
 
 
+@pytest.mark.weekly
 def test_ranks_with_different_sets_are_refused(tmp_path):
     file = tmp_path / "ranks_differ.py"
     file.write_text("""import os, torch
@@ -200,6 +201,7 @@ def test_workers_leave_a_signal_to_their_rank(tmp_path):
     assert process.returncode == 75 and "stopped in epoch" in errors, errors
 
 
+@pytest.mark.weekly
 def test_a_worker_that_hangs_ends_the_run(tmp_path):
     file = tmp_path / "hangs.py"
     file.write_text("""import time, torch

@@ -112,6 +112,7 @@ def test_a_source_with_other_bytes_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "cifar10.pt").exists()
 
 
+@pytest.mark.weekly
 def test_of_two_jobs_at_once_one_builds_the_file(tmp_path):
     jobs = runner.together([{}] * 2, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
     said = [job.stderr for job in jobs]

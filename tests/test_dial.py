@@ -123,12 +123,14 @@ def refused(monkeypatch, capsys, **env):
     return said.err
 
 
+@pytest.mark.weekly
 def test_nccl_is_refused(tmp_path):
     (tmp_path / "program.py").write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
     done = runner.run(2, "--rate", "1mbit", tmp_path / "program.py", script="course/dial.py")
     assert done.returncode == 2 and "gloo" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.weekly
 def test_an_error_of_the_program_keeps_its_traceback(tmp_path):
     (tmp_path / "own.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n1 / 0\n")
     done = runner.run(1, "--rate", "1mbit", tmp_path / "own.py", script="course/dial.py")

@@ -50,7 +50,7 @@ def ranks(name):
     return 0 if TABLE[name].run == "python {script}" else TABLE[name].ranks
 
 
-@pytest.mark.parametrize("name", runner.sampled(sorted(name for name in FOUND if "hang" not in name), 2))
+@pytest.mark.parametrize("name", runner.sampled(sorted(name for name in FOUND if "hang" not in name), 1))
 def test_a_broken_program_gets_its_finding(name, tmp_path):
     # started by hand, rank 0 would take the store along as it fails, and the others could say nothing of it
     start = runner.torchrun if name == "wrong_traceback" else runner.run
@@ -59,7 +59,8 @@ def test_a_broken_program_gets_its_finding(name, tmp_path):
     assert findings(tmp_path)[0]["where"].startswith(f"{TABLE[name].program}:")
 
 
-@pytest.mark.parametrize("name", runner.sampled(REPAIRED, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", REPAIRED)
 def test_a_repaired_program_gets_none(name, tmp_path):
     done, names = doctor(ranks(name), written(tmp_path, TABLE[name].text("repaired")), folder=tmp_path)
     assert names == [] and done.returncode == 0, done.stderr
@@ -72,7 +73,7 @@ PROGRAMS = [
     ("main.py", SMALL), pytest.param("main.py", [*SMALL, "--comm-hook", "bf16"], marks=pytest.mark.weekly),
     pytest.param("scripts/rivals/fabric_loop.py", SMALL, marks=pytest.mark.weekly),
     pytest.param("scripts/rivals/accelerate_loop.py", SMALL, marks=pytest.mark.weekly),
-    ("examples/minimal_ddp.py", [])]
+    pytest.param("examples/minimal_ddp.py", [], marks=pytest.mark.weekly)]
 
 
 @pytest.mark.parametrize(("script", "options"), PROGRAMS)
@@ -177,6 +178,7 @@ def test_mistakes_in_a_training_are_the_only_findings(name, tmp_path):
         assert "if rank" in text[int(findings(tmp_path)[0]["where"].rpartition(":")[2]) - 1], done.stderr
 
 
+@pytest.mark.weekly
 @runner.in_a_group_of_one
 def test_an_error_of_torch_is_known_by_its_message():
     import torch.distributed as dist
@@ -273,12 +275,13 @@ STARTED = SPAWNED.replace("mp.spawn(train, (2,), 2)\n", "ranks = [mp.Process(tar
                           "range(2)]\n    [rank.start() for rank in ranks]\n    [rank.join() for rank in ranks]\n")
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(("script", "old", "new", "expected"), [
-    pytest.param(SPAWNED, "", "", [], marks=pytest.mark.weekly),
+    (SPAWNED, "", "", []),
     (SPAWNED, ", sampler=sampler)", ", shuffle=True)", ["same_data"]),
-    pytest.param(STARTED, ", sampler=sampler)", ", shuffle=True)", ["same_data"], marks=pytest.mark.weekly),
-    pytest.param(SPAWNED, "for epoch", "1 / (1 - rank)\nfor epoch", ["wrong_traceback"], marks=pytest.mark.weekly),
-    pytest.param(SPAWNED_BY_NAME, ", sampler=sampler)", ", shuffle=True)", ["same_data"], marks=pytest.mark.weekly)],
+    (STARTED, ", sampler=sampler)", ", shuffle=True)", ["same_data"]),
+    (SPAWNED, "for epoch", "1 / (1 - rank)\nfor epoch", ["wrong_traceback"]),
+    (SPAWNED_BY_NAME, ", sampler=sampler)", ", shuffle=True)", ["same_data"])],
     ids=["sound", "same data", "by Process", "an error", "names of its own"])
 def test_processes_that_the_script_spawns_are_looked_at(script, old, new, expected, tmp_path):
     body = TRAINING.replace(old, new)
@@ -296,12 +299,14 @@ def test_ranks_that_never_meet_are_judged_alone(tmp_path):
     assert names == [] and "Only one rank ran" in done.stderr and "made no process group" in done.stderr, done.stderr
 
 
+@pytest.mark.weekly
 def test_the_weights_after_the_last_step_are_compared(tmp_path):
     text = TRAINING.replace("dist.destroy", "if rank:\n    plain[0].weight.data += 1\ndist.destroy")
     done, names = doctor(2, written(tmp_path, text), folder=tmp_path)
     assert names == ["drift"], done.stderr
 
 
+@pytest.mark.weekly
 def test_steps_end_it_early(tmp_path):
     done, names = doctor(2, "--steps", 3, written(tmp_path, TRAINING), folder=tmp_path)
     assert names == [] and done.returncode == 0 and "3 updates, of 10 samples on average" in done.stderr, done.stderr
@@ -349,6 +354,7 @@ def test_a_hang_is_bounded_and_both_places_are_named(tmp_path):
     assert re.search(r"Rank 0: .*in `barrier` at \S*my_train.py:7.*Rank 1: .*at \S*my_train.py:6", finding["seen"])
 
 
+@pytest.mark.weekly
 def test_a_rank_that_works_while_the_others_wait_is_no_hang(tmp_path):
     busy = "end = time.monotonic() + 5\n    while time.monotonic() < end:\n        sum(range(999))"
     script = written(tmp_path, HANG.replace("time.sleep(1000)", busy) + "dist.destroy_process_group()\n")
@@ -365,6 +371,7 @@ def test_a_rank_that_is_killed_at_the_end_is_told_by_the_other(tmp_path):
     assert names == ["silent"] and done.returncode and time.monotonic() - begin < 60, done.stderr
 
 
+@pytest.mark.weekly
 def test_a_copy_of_the_folder_serves_under_torchrun_where_loaders_have_workers(tmp_path):
     """As on a cluster: nothing of the course is there."""
     shutil.copytree(runner.ROOT / "doctor", tmp_path / "doctor", ignore=shutil.ignore_patterns("__pycache__"))

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from doctor import laws, log
-from doctor.lines import Lines
+from doctor import hooks, laws, lines, log
 
 PROGRAM = """
 def train(rank, done):
@@ -22,21 +22,21 @@ def train(rank, done):
 """
 
 
-def stream(folder: Path, rank: int, change: str) -> list[tuple]:
-    """What a rank does, its lines traced."""
+def stream(folder: Path, rank: int, change: str, always: bool = True) -> tuple[list[tuple], dict]:
+    """(what a rank does, its lines traced; the events of its log)"""
     path = folder / "my_train.py"
     path.write_text(PROGRAM.replace("CHANGE", change))
     own = log.Log(rank)
     names: dict = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
-    lines = Lines(own, always=True)
+    traced = lines.Lines(own, always)
     try:
         names["train"](rank, lambda what: own.sync(what, "here"))
     finally:
-        lines.end()
+        traced.end()
     record = own.record()
     Path(own.path).unlink()
-    return laws.stream(record)
+    return laws.stream(record), record["events"]
 
 
 @pytest.mark.parametrize(("change", "line"), [
@@ -45,9 +45,18 @@ def stream(folder: Path, rank: int, change: str) -> list[tuple]:
     ("if rank == 1 and step == 2: break", 9),
     ("for _ in range(rank): done('a barrier')", 9)])
 def test_the_line_is_named_at_which_ranks_went_different_ways(change, line, tmp_path):
-    found = laws.fork(stream(tmp_path, 0, change), stream(tmp_path, 1, change))
+    found = laws.fork(*(stream(tmp_path, rank, change)[0] for rank in range(2)))
     assert (found and found[0][2]) == line
     assert sys.gettrace() is None
+
+
+def test_lines_that_took_their_time_are_traced_no_more_and_the_log_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "FREE", 8e-6)  # seconds
+    monkeypatch.setattr(lines, "SHARE", 0)
+    own, events = stream(tmp_path, 0, "pass", always=False)
+    kept = [what for what, *_ in own if what != "sync"]
+    assert 0 < len(kept) < 25 and len(own) - len(kept) == 8  # all backwards and updates are still there
+    assert len(events["untraced"]) == 1 and sys.gettrace() is None
 
 
 def test_ranks_that_make_their_group_on_lines_of_their_own_are_compared_after_it():
@@ -76,3 +85,14 @@ def test_what_holds_after_each_change_is_compared():
 def test_what_is_added_and_taken_away_again_is_the_same_and_an_update_is_not():
     assert laws.same([[1.0, 4.0], [1.0 + 1e-6, 4.0 - 1e-6]])
     assert not laws.same([[1.0, 4.0], [1.0, 4.001]])
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64])
+def test_a_sample_has_the_number_of_its_content_wherever_it_stands(kind):
+    images = torch.randint(0, 200, (6, 3, 5, 5), generator=torch.Generator().manual_seed(0)).to(kind)
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    numbers = hooks.contents((images, labels))
+    assert len(set(numbers)) == 6
+    order = torch.tensor([4, 0, 4, 2])
+    assert hooks.contents([images[order], labels[order]]) == [numbers[place] for place in order]
+    assert hooks.contents([images, 1 - labels])[0] not in numbers

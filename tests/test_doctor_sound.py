@@ -520,13 +520,14 @@ ASKED = {  # unusual, and perhaps right: the finding, which asks, and what is ch
 """),
 }
 
-@pytest.mark.parametrize("name", runner.sampled(SOUND, 2))
+@pytest.mark.parametrize("name", runner.sampled(SOUND, 1))
 def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(SOUND[name])), folder=tmp_path)
     assert names == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", runner.sampled(ASKED, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", ASKED)
 def test_what_may_be_right_is_a_question(name, tmp_path):
     expected, *parts = ASKED[name]
     start = runner.torchrun if expected == "no_group" else runner.run
@@ -535,6 +536,7 @@ def test_what_may_be_right_is_a_question(name, tmp_path):
     "look")], findings(tmp_path)
 
 
+@pytest.mark.weekly
 def test_what_is_kept_of_the_samples_is_bounded(tmp_path):
     """The limit, made small, holds over all loaders together: here each epoch has a longer one."""
     longer = ("    part = TensorDataset(*images[:epoch + 20])\n"

@@ -127,6 +127,7 @@ def test_printed_accuracy_is_that_of_the_saved_model(mnist, one_process):
     assert epochs["loss"][1] < epochs["loss"][0], "it has learnt"
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(("name", "ranks"), [("minimal", 0), ("minimal_ddp", 2)])
 def test_without_files_and_network_it_trains_on_random_images_and_says_so(name, ranks, tmp_path):
     edits = {"EPOCHS = 3": "EPOCHS = 1", "6000, (1,": "96, (1,", "1000, (1,": "11, (1,"}
@@ -136,6 +137,7 @@ def test_without_files_and_network_it_trains_on_random_images_and_says_so(name, 
     assert len(re.findall(said, done.stdout)) == 1 and "Epoch: 0, Loss: 2." in done.stdout
 
 
+@pytest.mark.weekly
 def test_nodes_that_share_a_folder_download_one_after_the_other(mnist, tmp_path):
     busy = repr(str(tmp_path / "busy"))  # mkdir fails where the other node's is there
     copied("minimal_ddp", tmp_path, {
@@ -150,10 +152,11 @@ def test_nodes_that_share_a_folder_download_one_after_the_other(mnist, tmp_path)
 
 @pytest.mark.parametrize(("name", "ranks", "options", "words"), [
     ("minimal_ddp", 5, [], "BATCH = 96 cannot be divided by 5 ranks"),
-    ("minimal_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_ddp.py"),
-    ("minimal_gpt_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_gpt_ddp.py"),
-    ("minimal_gpt_ddp", 3, ["--device", "cuda"], "--device cuda takes a GPU per rank, and there are 0 for 3 ranks"),
-    ("minimal_gpt", 0, ["--accumulate", 7], "--batch 96 cannot be divided by --accumulate 7")])
+    *(pytest.param(*each, marks=pytest.mark.weekly) for each in (
+        ("minimal_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_ddp.py"),
+        ("minimal_gpt_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_gpt_ddp.py"),
+        ("minimal_gpt_ddp", 3, ["--device", "cuda"], "--device cuda takes a GPU per rank, and there are 0 for 3 ranks"),
+        ("minimal_gpt", 0, ["--accumulate", 7], "--batch 96 cannot be divided by --accumulate 7")))])
 def test_what_cannot_be_trained_is_refused_in_one_line(name, ranks, options, words):
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)} if ranks else {}
     done = runner.run(0, *options, script=f"examples/{name}.py", CUDA_VISIBLE_DEVICES="", **place)
@@ -185,7 +188,7 @@ def one_gpt(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("ranks", "options"), [
-    pytest.param(2, [], marks=pytest.mark.weekly), (3, []), (2, ["--fsdp"])])
+    *(pytest.param(ranks, [], marks=pytest.mark.weekly) for ranks in (2, 3)), (2, ["--fsdp"])])
 def test_many_ranks_train_the_gpt_of_one_process(ranks, options, one_gpt, tmp_path):
     done = alone("minimal_gpt_ddp", tmp_path, ranks, *GPT, *options, edits=FLOAT64)
     assert done.returncode == 0, done.stderr

@@ -92,7 +92,8 @@ def test_a_rank_that_waits_computes_nothing_in_the_picture():
 VALUES = {"other_weights": 0, "ddp_module": 0}  # mistakes that show in values, and the step at which they do
 
 
-@pytest.mark.parametrize("name", runner.sampled(VALUES, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", VALUES)
 def test_ranks_part_in_the_broken_program_and_not_in_the_repaired_one(name, tmp_path):
     films = {}
     for form in ("broken", "repaired"):
@@ -147,6 +148,7 @@ def test_a_hang_ends_and_the_film_has_who_waits(tmp_path):
     assert "hang.py:" in missing["waiting"][0]["where"]
 
 
+@pytest.mark.weekly
 def test_a_rank_that_is_killed_leaves_its_part_and_the_others_put_all_together(tmp_path):
     (tmp_path / "dies.py").write_text("import os, signal, torch, torch.distributed as dist\n"
                                       "dist.init_process_group('gloo')\n"
@@ -161,6 +163,7 @@ def test_a_rank_that_is_killed_leaves_its_part_and_the_others_put_all_together(t
     assert missing["absent"] == [0]
 
 
+@pytest.mark.weekly
 def test_send_and_recv_know_their_other_end(tmp_path):
     (tmp_path / "pair.py").write_text("import torch, torch.distributed as dist\n"
                                       "dist.init_process_group('gloo')\n"

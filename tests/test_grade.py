@@ -112,7 +112,7 @@ HABITS = {
 
 
 @needs_shield
-@pytest.mark.parametrize("habit", runner.sampled(HABITS, 3))
+@pytest.mark.parametrize("habit", runner.sampled(HABITS, 1))
 def test_a_habit_keeps_its_answer(habit, tmp_path, monkeypatch):
     monkeypatch.setattr(shield, "LIMIT", 10)
     hand_in(tmp_path / "05.ipynb", *HABITS[habit])
@@ -149,6 +149,7 @@ def shard(*asked):
     assert outcome == "wrong" and "SystemExit: shielded" in message
 
 
+@pytest.mark.weekly
 @needs_shield
 def test_an_answer_counts_that_was_right_at_its_check_and_was_changed_later():
     first = inspect.getsource(lesson_06.SameWeights).replace("SameWeights", "MyDDP")

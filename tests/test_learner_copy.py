@@ -82,6 +82,7 @@ print(json.dumps([check.shard.verdict(None), check.shard.verdict(shard), check.s
 """
 
 
+@pytest.mark.weekly
 def test_an_answer_in_it_is_judged_as_in_the_course(copy, tmp_path):
     """A packed module hands its mistakes to forked processes by name."""
     (tmp_path / "answers.py").write_text("import torch\n\n\n" + "\n\n".join(map(inspect.getsource, (

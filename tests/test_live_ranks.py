@@ -59,6 +59,7 @@ def test_a_rank_that_never_answers_is_started_again(tmp_path, monkeypatch):
     assert error is None and text(cells[2]).count("[1.0, 1.0]") == 2
 
 
+@pytest.mark.weekly
 def test_they_end_with_a_kernel_that_is_killed():
     cell = f"{START.format(2)}\nimport time\ntime.sleep(100)"
     program = f"from IPython.core.interactiveshell import InteractiveShell as It\nIt.instance().run_cell({cell!r})"

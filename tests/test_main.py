@@ -105,6 +105,7 @@ class Averaging(torch.nn.Module):
 """
 
 
+@pytest.mark.weekly
 def test_a_wrapper_of_ones_own_trains_the_model_of_one_process(one_process, tmp_path):
     """Its gradients are clipped when it has averaged them."""
     (tmp_path / "utils.py").write_text(WRAPPER)
@@ -168,6 +169,7 @@ def test_a_compiled_model_trains_the_same_on_two_ranks(two_ranks, tmp_path):
     assert losses(compiled[1]) == pytest.approx(losses(two_ranks[2]), rel=1e-3)
 
 
+@pytest.mark.weekly
 def test_what_is_sent_and_what_is_imported(tmp_path):
     """Gradients once an update, BatchNorm's statistics never. And each rank pays for every import."""
     script = tmp_path / "count.py"
@@ -248,6 +250,7 @@ main.main()
     return script
 
 
+@pytest.mark.weekly
 def test_failing_rank_is_named_with_its_whole_error(tmp_path):
     """torchrun ends the others and shows that rank's traceback, through @record; no error is taken for a wait."""
     message = "the connection of layer 3 timed out in nccl " + 200 * "x" + "\\nits cause stands on the next line"
@@ -262,6 +265,7 @@ def test_failing_rank_is_named_with_its_whole_error(tmp_path):
     assert runs.read_run(tmp_path / "run.jsonl")["status"].iloc[-1] in ("failed", "unfinished")
 
 
+@pytest.mark.weekly
 def test_lost_loss_stops_the_run(tmp_path):
     done = runner.run(0, *SMALL, "--lr", 1e6, "--log-file", tmp_path / "run.jsonl")
     assert done.returncode == 1 and "try a smaller --lr" in done.stderr
@@ -293,6 +297,7 @@ def test_another_program_at_the_masters_port_is_named(rank, why, monkeypatch):
         assert why in alone(monkeypatch, rank, stranger.getsockname()[1])
 
 
+@pytest.mark.weekly
 def test_first_run_without_network_goes_on_with_synthetic_data_and_says_so(tmp_path):
     no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}  # no npm
     options = ["--samples", 640, "--test-samples", 100, "--epochs", 1, "--data-path", tmp_path / "data"]

@@ -70,6 +70,7 @@ def test_ring_seconds_adds_up_its_steps():
     assert predict.fit.bandwidth(1e9, predict.fit.ring_seconds(1e9, 8, 0, 1e-9), 8)[1] == pytest.approx(1e9)
 
 
+@pytest.mark.weekly
 def test_every_operation_is_measured(tmp_path):
     ranks = 3  # they cannot share 1,024 bytes equally
     results = measured(ranks, "--op", *predict.fit.BUS_FACTORS, "--max-bytes", "64K", "--rounds", 3,

@@ -1,9 +1,11 @@
 """Every notebook, executed as a class or a CI would: papermill's command line, quick tier.
 
-The kernel begins in the root for every second notebook and in notebooks/ for the rest. (The cell that finds the root is
-the same everywhere: test_notebooks.py.)
+Daily run the first notebook and those whose lesson changed last, weekly all. The kernel begins in the root for every
+second notebook and in notebooks/ for the rest. (The cell that finds the root is the same everywhere, as
+test_notebooks.py sees to.)
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +16,36 @@ import pytest
 from tests import runner
 
 NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("*.ipynb"))
-RUNS = [(path, (".", "notebooks")[number % 2]) for number, path in enumerate(NOTEBOOKS)]
+DAILY = 120  # seconds of a quiet machine: the sum of course.quick.seconds of the notebooks that run daily
+
+
+def quick(path):
+    return nbformat.read(path, as_version=4).metadata.course.quick
+
+
+def daily():
+    """The first notebook, then others while they fit in DAILY, those first whose lesson a commit changed last."""
+    log = ["git", "log", "--max-count=100", "--format=", "--name-only", "--", "notebooks/text", "lessons"]
+    changed = re.findall(r"(?:text/|lessons/l)(\d\d_\w+)", subprocess.run(
+        log, cwd=runner.ROOT, capture_output=True, text=True, timeout=60).stdout)
+    by_name = {path.stem: path for path in NOTEBOOKS}
+    chosen, left = [], DAILY
+    for name in dict.fromkeys([NOTEBOOKS[0].stem, *changed, *by_name]):
+        if name in by_name and quick(by_name[name]).seconds <= left:
+            chosen.append(by_name[name])
+            left -= quick(by_name[name]).seconds
+    return chosen
+
+
+CHOSEN = daily()
+RUNS = [pytest.param(path, (".", "notebooks")[number % 2], marks=() if path in CHOSEN else pytest.mark.weekly)
+        for number, path in enumerate(NOTEBOOKS)]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("path", "folder"), RUNS, ids=lambda value: getattr(value, "stem", value))
 def test_quick_tier_runs_without_error(path, folder, tmp_path):
-    quick = nbformat.read(path, as_version=4).metadata.course.quick.parameters
-    parameters = [word for name, value in quick.items() for word in ("-p", name, str(value))]
+    parameters = [word for name, value in quick(path).parameters.items() for word in ("-p", name, str(value))]
     executed = tmp_path / path.name
     done = subprocess.run([Path(sys.executable).with_name("papermill"), path, executed, "--cwd", runner.ROOT / folder,
                            "--execution-timeout", "300", *parameters], cwd=runner.ROOT,

@@ -56,6 +56,7 @@ def test_a_mistake_is_named_by_the_first_update_and_tensor(tmp_path, name, edits
     assert answer.from_one.tensor == "0.weight"
 
 
+@pytest.mark.weekly
 def test_other_weights_before_the_first_update_and_a_program_that_fails(tmp_path):
     path = program(tmp_path, my_ddp={"dist.broadcast(tensor, src=0)": "pass"})
     path.write_text(path.read_text().replace("torch.manual_seed(args.seed)", "torch.manual_seed(rank)"))
@@ -73,6 +74,7 @@ def ask(path, *options):
     return runner.run(0, "--ranks", "2", *options, path, *FEW, script="course/one_process.py")
 
 
+@pytest.mark.weekly
 def test_the_command_says_it_by_its_status(tmp_path):
     wrong = ask(program(tmp_path, my_ddp={"flat / self.ranks": "flat"}), "--updates", "2")
     assert wrong.returncode == 1 and "2 times as large" in wrong.stdout and "2 updates" in wrong.stdout
@@ -90,6 +92,7 @@ def test_the_command_says_that_all_is_well_and_refuses_float32(tmp_path):
     assert other.returncode == 2 and "float32" in other.stderr
 
 
+@pytest.mark.weekly
 def test_a_ddp_that_sends_nothing_is_noticed_by_the_program_itself(tmp_path):
     path = program(tmp_path, my_ddp={"self.unpack(flat / self.ranks, bucket)": "pass"})
     done = runner.run(2, *FEW, script=str(path))

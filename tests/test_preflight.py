@@ -85,7 +85,8 @@ def test_of_two_or_three_hosts_the_one_that_sends_slowly_is_named(nodes, shaped,
     assert [each.returncode for each in running] == nodes * [int(bool(found))]
 
 
-@pytest.mark.parametrize("hanging", [0, pytest.param(1, marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("hanging", [0, 1])
 def test_a_call_that_never_returns_ends_with_the_table_of_what_was_measured(hanging, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(f"""
 import os, time

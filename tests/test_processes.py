@@ -28,7 +28,8 @@ def ranks_that_met(mark):
     return 0
 
 
-@pytest.mark.parametrize(("ranks", "sign", "words"), STOPPED, ids=["gallery", "why_it_failed"])
+@pytest.mark.parametrize(("ranks", "sign", "words"), [
+    STOPPED[0], pytest.param(*STOPPED[1], marks=pytest.mark.weekly)], ids=["gallery", "why_it_failed"])
 def test_a_command_that_is_stopped_leaves_no_process(ranks, sign, words, tmp_path):
     mark = str(tmp_path)
     process = subprocess.Popen([word.format(folder=tmp_path) for word in words], cwd=runner.ROOT,

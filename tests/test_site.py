@@ -21,7 +21,7 @@ from tests import runner
 PHONE, DESK = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 WHY_NOT = Cluster.available()
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.weekly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -158,6 +158,7 @@ def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env
     assert list(console["loss"]) == pytest.approx(list(epochs["loss"]), abs=1e-4)
 
 
+@pytest.mark.weekly
 def test_a_gpu_bound_to_each_task_is_its_own(slurm, tmp_path):
     """Slurm believes that each node has GPUs, and tells each task which it may see: torch is made to believe that."""
     (tmp_path / "who.py").write_text("""import os, torch

@@ -19,7 +19,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.mark.parametrize(("launcher", "listens"), [
-    ([*LAUNCH, "2"], "rank 0"), ([*TORCHRUN, "--nproc_per_node=2"], "launcher")])
+    ([*LAUNCH, "2"], "rank 0"), pytest.param([*TORCHRUN, "--nproc_per_node=2"], "launcher", marks=pytest.mark.weekly)])
 def test_a_rank_waits_for_the_silent_one_until_the_timeout_and_the_launcher_ends_that_one(launcher, listens, tmp_path):
     program = ["lessons/l03_processes_and_ranks/milestones.py", "--wait", "1", "--out", str(tmp_path)]
     mark = uuid.uuid4().hex

@@ -40,6 +40,7 @@ def __init__(self, module, all_reduce=dist.all_reduce):
 """
 
 
+@pytest.mark.weekly
 def test_one_file_grows_through_the_steps_and_earlier_checks_go_on_finding_it_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
@@ -93,6 +94,7 @@ class MyDDP(Overlapped):
 """
 
 
+@pytest.mark.weekly
 def test_a_bucket_may_be_reduced_and_gathered(tmp_path, monkeypatch):
     monkeypatch.setattr(check.overlapped, "ranks", 3)
     (tmp_path / "other.py").write_text(OTHER_WAY)

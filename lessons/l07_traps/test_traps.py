@@ -31,7 +31,7 @@ def the_courses_program(monkeypatch):
     monkeypatch.setattr(plant, "text_of", lambda number: plant.edited(plant.COURSES.read_text(), number))
 
 
-@pytest.mark.parametrize("number", plant.TRAPS)
+@pytest.mark.parametrize("number", runner.sampled(plant.TRAPS, 1))
 def test_what_notices_a_trap_and_what_does_not(number, tmp_path):
     one, two, three = compare(written(tmp_path, number, {}), capstone.FEW, to_end=True)
     assert [two.one_model, two.equal] == {1: [False, False], 2: [True, False], 3: [True, True]}[number]
@@ -46,14 +46,16 @@ def test_what_notices_a_trap_and_what_does_not(number, tmp_path):
         assert printed[0] == printed[1] != printed[2], "1,000 images cannot be shared by three"
 
 
-@pytest.mark.parametrize("number", runner.sampled(plant.TRAPS, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("number", plant.TRAPS)
 def test_our_repair_is_right_and_an_untouched_trap_is_untried(number, tmp_path):
     outcome, message = getattr(capstone, f"trap_{number}").verdict(written(tmp_path, number, capstone.REPAIRS[number]))
     assert outcome == "right", message
     assert getattr(capstone, f"trap_{number}").verdict(written(tmp_path, number, {}))[0] == "untried"
 
 
-@pytest.mark.parametrize("name", runner.sampled(WRONG, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", WRONG)
 def test_a_repair_that_is_none_is_told_why(name, tmp_path):
     number, edits, words = WRONG[name]
     outcome, message = getattr(capstone, f"trap_{number}").verdict(written(tmp_path, number, edits))

@@ -27,6 +27,7 @@ def test_each_way_is_measured_in_each_round(ranks, options, ways, tmp_path):
     assert all(len(each["rounds"]) == 2 and min(each["rounds"]) > 0 for each in measured["speeds"])
 
 
+@pytest.mark.weekly
 def test_a_step_is_measured_with_its_parts_and_its_time_on_the_wire(tmp_path):
     measured = written(2, "step_map", tmp_path / "x.json", "--cells", "7@100mbit", "--parts", "--rounds", 1)
     assert measured["buckets"] == [529_960, 73_984, 20_352], "as the film of train.py has them"

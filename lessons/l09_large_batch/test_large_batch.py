@@ -27,16 +27,11 @@ def test_a_warm_up_changes_the_training_and_a_batch_that_a_rate_was_right_for_ch
     assert plain == same != risen
 
 
-@pytest.mark.parametrize("ranks, batch", [(2, 48), (3, 96)])
+@pytest.mark.parametrize("ranks, batch", [pytest.param(2, 48, marks=pytest.mark.weekly), (3, 96)])
 def test_the_noise_scale_is_printed_with_the_courses_parts(ranks, batch):
     done = train(f"--batch={batch}", "--noise", ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert len(record.epochs(done.stdout)["noise"]) == 1
-
-
-def test_one_rank_cannot_measure_the_noise_scale():
-    done = train("--noise", "--batch=48")
-    assert done.returncode == 2 and "2 ranks or more" in done.stderr
 
 
 def test_the_recorded_trainings_are_those_of_the_script():

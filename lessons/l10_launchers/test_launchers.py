@@ -22,7 +22,7 @@ def run(*command):
     return done.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.weekly), 3])
 def test_a_rank_reports_what_torchrun_tells_it(ranks):
     found, _ = who.reports(run(*runner.command(ranks, "lessons/l10_launchers/who.py", "--epochs", 7)))
     assert [each["rank"]["RANK"] for each in found] == [str(rank) for rank in range(ranks)]
@@ -64,12 +64,13 @@ def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
     assert outcome == "wrong" and "no route to host" in message
 
 
+@pytest.mark.weekly
 def test_a_quiet_print_hides_rank_1s_complaint():
     printed = run(*runner.command(2, f"{CARDS}/quiet_print.py"))
     assert "step 1: loss nan" in printed and "no numbers" not in printed and "rank 1 ends" in printed
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.weekly)])
 def test_the_spawned_trainer_trains_and_ends(processes):
     printed = run(sys.executable, f"{CARDS}/spawn_trainer.py", "--n_gpus", processes, "--images", 400, "--epochs", 2)
     losses = [float(line.split()[-1]) for line in printed.splitlines()]

@@ -53,6 +53,7 @@ def test_a_killed_training_ends_with_the_same_bits(whole, tmp_path):
     assert all(seconds > 0 for seconds in show.cost(log, TOTAL).values())
 
 
+@pytest.mark.weekly
 def test_a_signal_to_one_rank_stops_all_and_no_update_is_repeated(whole, tmp_path):
     ranks, folder, _ = whole
     job = [*JOB, "--checkpoint", tmp_path / "kept"]
@@ -78,6 +79,7 @@ def test_only_the_losses_may_be_missing_for_the_same_weights(tmp_path):
     assert differ["losses"][0] != "the same" and differ["losses"][1:] == ["the same", "the same", "0: the same bits"]
 
 
+@pytest.mark.weekly
 def test_a_table_of_four_ranks_is_read_by_two(tmp_path):
     program = "lessons/l11_fault_tolerance/sharded.py"
     assert "rank 3 of 4 saved 248" in started(4, program, "--save", tmp_path / "table")
@@ -104,6 +106,7 @@ def test_a_file_is_judged_by_what_a_kill_leaves(text, verdict, tmp_path):
     assert check.never_half.verdict(str(tmp_path / "replace.py"))[0] == verdict
 
 
+@pytest.mark.weekly
 def test_isend_counts_as_a_message_too(tmp_path):
     (tmp_path / "mine.py").write_text("""import torch, torch.distributed as dist
 def must_stop(signalled, step):

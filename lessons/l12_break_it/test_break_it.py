@@ -36,6 +36,7 @@ def summary(dumps):
             for rank, dump in dumps.items()}
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("fault", LIVE)
 def test_live_dumps_name_the_culprit_and_the_played_ones_say_the_same(fault, hangs):
     culprit, dumps = LIVE[fault], incident.dumps_of(hangs[fault])

@@ -50,6 +50,7 @@ def test_fully_shard_has_the_same_losses():
     assert losses["ours"] == losses["torch"] and len(losses["ours"]) == 4
 
 
+@pytest.mark.weekly
 def test_a_later_step_is_right_for_the_earlier_checks():
     assert check.in_backward.verdict("lessons/start/ours/fsdp.py")[0] == "right"
 

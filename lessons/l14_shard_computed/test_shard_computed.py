@@ -30,6 +30,7 @@ def test_a_strategy_is_one_process_s_training(strategy, parts, ranks):
     assert all(answer.equal for answer in answers), "\n".join(map(str, answers))
 
 
+@pytest.mark.weekly
 def test_without_the_backward_of_copy_it_is_another_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
@@ -42,12 +43,12 @@ def test_without_the_backward_of_copy_it_is_another_training(tmp_path, monkeypat
     assert not answer.failure and not answer.equal
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(("ranks", "options", "message"), [
     (3, ["--strategy", "tensor"], "no 3 equal pieces"),
-    *(pytest.param(*each, marks=pytest.mark.weekly) for each in (
-        (3, ["--strategy", "pipe", "--layers", 2], "too few for 3 ranks"),
-        (2, ["--strategy", "tensor", "--batch", 3, "--micro-batches", 2], "must be a multiple of 1 shares"),
-        (3, ["--strategy", "fsdp_tp"], "no mesh of pairs")))])
+    (3, ["--strategy", "pipe", "--layers", 2], "too few for 3 ranks"),
+    (2, ["--strategy", "tensor", "--batch", 3, "--micro-batches", 2], "must be a multiple of 1 shares"),
+    (3, ["--strategy", "fsdp_tp"], "no mesh of pairs")])
 def test_what_cannot_be_cut_is_refused_in_a_line(ranks, options, message):
     command = runner.command(ranks, PROGRAM, "--parts", "ours", "--updates", 1, *options, torchrun=["--standalone"])
     done = subprocess.run(command, cwd=runner.ROOT, env=runner.environment(OMP_NUM_THREADS="1"), capture_output=True,
@@ -56,6 +57,7 @@ def test_what_cannot_be_cut_is_refused_in_a_line(ranks, options, message):
     assert "Traceback" not in done.stderr.partition("failed (exitcode")[0]  # behind it stands torchrun's own
 
 
+@pytest.mark.weekly
 def test_the_cells_of_the_notebook_become_a_right_file(tmp_path, monkeypatch):
     """The two backward are put into the class that the first cell has written."""
     monkeypatch.chdir(tmp_path)

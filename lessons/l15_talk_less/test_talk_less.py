@@ -37,7 +37,8 @@ def test_hierarchical_trains_what_one_process_trains(ranks):
     assert answer.equal, str(answer)
 
 
-@pytest.mark.parametrize("strategy", ["diloco", pytest.param("local", marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("strategy", ["diloco", "local"])
 def test_the_recorded_program_trains_what_four_real_ranks_train(strategy, monkeypatch):
     monkeypatch.setenv("EVERY", "4")
     options = [*TINY[:-1], str(record.BATCH), "--strategy", strategy, "--parts", "ours", "--updates", "10"]
@@ -59,8 +60,8 @@ def test_the_recorded_program_trains_what_four_real_ranks_train(strategy, monkey
 SENT = {"ddp": 3, "hook": 1.5, "hierarchical": 2, "hsdp": 2, "local": 3 / 8}  # between nodes per update, in GRADIENTS
 
 
-@pytest.mark.parametrize("strategy", ["hierarchical", *(
-    pytest.param(each, marks=pytest.mark.weekly) for each in SENT if each != "hierarchical")])
+@pytest.mark.weekly
+@pytest.mark.parametrize("strategy", SENT)
 def test_bytes_between_two_nodes_are_those_of_the_formula(strategy, tmp_path):
     parts = "torch" if strategy in ("ddp", "hsdp") else "ours"
     done = runner.run(4, "-m", "course.dial", "--count", tmp_path / "count.json", PROGRAM, "--width", 64, "--layers", 2,

@@ -79,6 +79,7 @@ def test_nothing_above_the_exam_says_what_it_judges():
         assert decision not in above
 
 
+@pytest.mark.weekly
 def test_ranks_train_what_one_process_trains_and_a_mean_of_means_does_not(tmp_path):
     given = ["--text", "TROUBLESHOOTING.md", "--width", "32", "--batch", "24", "--updates", "3", "--write", "1"]
     one, two, three = compare(FOLDER / "solution.py", given, [2, 3], 3)
