@@ -13,8 +13,8 @@ for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` 
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 if tuple(map(int, version("torch").split(".")[:2])) < (2, 14):  # its torchrun takes no free port by itself
     os.environ["PET_MASTER_PORT"] = str(29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
-LONG = [f"test_{name}.py" for name in ("checkpoint", "main", "one_process", "exercises", "broken", "site",
-                                       "examples", "doctor", "grade", "notebooks_run")]
+LONG = [f"test_{name}.py" for name in ("notebooks_run", "main", "doctor", "grade", "exercises", "site", "checkpoint",
+                                       "fault_tolerance", "slurm", "run_notebooks", "examples", "one_process")]
 
 
 def pytest_collection_modifyitems(items):

@@ -68,7 +68,8 @@ def is_the_undisturbed(ranks, undisturbed, model, log):
     return continued
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.weekly), 2])
+@pytest.mark.weekly
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturbed, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
     options = [*JOB, "--log-file", log, "--save-model", model, "--checkpoint", file]

@@ -197,7 +197,8 @@ def test_the_table_has_a_row_for_each_report():
     assert list(SAID) == list(REPORTS)
 
 
-@pytest.mark.parametrize("name", runner.sampled(REPORTS, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", REPORTS)
 def test_what_was_said_of_a_report_is_what_the_table_says(name, tmp_path):
     start = runner.torchrun if name in RARE else runner.run
     done, _ = doctor(2, written(tmp_path, changed(REPORTS[name])), folder=tmp_path, timeout=20, start=start)

@@ -520,7 +520,8 @@ ASKED = {  # unusual, and perhaps right: the finding, which asks, and what is ch
 """),
 }
 
-@pytest.mark.parametrize("name", runner.sampled(SOUND, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", SOUND)
 def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(SOUND[name])), folder=tmp_path)
     assert names == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr

@@ -150,13 +150,13 @@ def test_nodes_that_share_a_folder_download_one_after_the_other(mnist, tmp_path)
         assert done.returncode == 0 and "FakeData" not in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(("name", "ranks", "options", "words"), [
     ("minimal_ddp", 5, [], "BATCH = 96 cannot be divided by 5 ranks"),
-    *(pytest.param(*each, marks=pytest.mark.weekly) for each in (
-        ("minimal_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_ddp.py"),
-        ("minimal_gpt_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_gpt_ddp.py"),
-        ("minimal_gpt_ddp", 3, ["--device", "cuda"], "--device cuda takes a GPU per rank, and there are 0 for 3 ranks"),
-        ("minimal_gpt", 0, ["--accumulate", 7], "--batch 96 cannot be divided by --accumulate 7")))])
+    ("minimal_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_ddp.py"),
+    ("minimal_gpt_ddp", 0, [], "start with torchrun --nproc_per_node=2 minimal_gpt_ddp.py"),
+    ("minimal_gpt_ddp", 3, ["--device", "cuda"], "--device cuda takes a GPU per rank, and there are 0 for 3 ranks"),
+    ("minimal_gpt", 0, ["--accumulate", 7], "--batch 96 cannot be divided by --accumulate 7")])
 def test_what_cannot_be_trained_is_refused_in_one_line(name, ranks, options, words):
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)} if ranks else {}
     done = runner.run(0, *options, script=f"examples/{name}.py", CUDA_VISIBLE_DEVICES="", **place)

@@ -199,6 +199,7 @@ print("messages", sum(calls), [name for name in ("torchvision", "pandas", "matpl
 # ----------------------------------------------------------------------------------------------------- how a run ends
 
 
+@pytest.mark.weekly
 def test_ctrl_c_ends_one_process_quietly_and_its_log_has_one_writer_and_keeps_the_earlier_run(tmp_path):
     log = tmp_path / "run.jsonl"
     log.write_text(earlier := (runner.ROOT / "results/recorded/two-cpu-cores/ddp2.jsonl").read_text())

@@ -16,7 +16,7 @@ import pytest
 from tests import runner
 
 NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("*.ipynb"))
-DAILY = 120  # seconds of a quiet machine: the sum of course.quick.seconds of the notebooks that run daily
+DAILY = 70  # seconds of a quiet machine: the sum of course.quick.seconds of the notebooks that run daily
 
 
 def quick(path):

@@ -42,9 +42,10 @@ def test_the_program_is_that_of_one_process_with_the_courses_parts_and_with_pyto
     # first update.
     ("my_ddp", {"flat / self.ranks": "flat"}, (None, 1, 2.0)),
     # Not one model: each rank keeps its own gradients
-    ("my_ddp", {"self.unpack(flat / self.ranks, bucket)": "pass"}, (1, 1, None)),
+    pytest.param("my_ddp", {"self.unpack(flat / self.ranks, bucket)": "pass"}, (1, 1, None), marks=pytest.mark.weekly),
     # Another order than one process: the gradient points elsewhere
-    ("shard", {"order[rank::world_size]": "order[rank * n // world_size:][:n // world_size]"}, (None, 1, None)),
+    pytest.param("shard", {"order[rank::world_size]": "order[rank * n // world_size:][:n // world_size]"},
+                 (None, 1, None), marks=pytest.mark.weekly),
 ])
 def test_a_mistake_is_named_by_the_first_update_and_tensor(tmp_path, name, edits, expected):
     [answer] = answers(program(tmp_path, **{name: edits}), ranks=[2])

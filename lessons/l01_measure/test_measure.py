@@ -48,6 +48,7 @@ def test_each_turn_is_as_many_images_whatever_the_batch_and_the_ranks(program, t
         assert updates() == [11, 1, 3, 3]
 
 
+@pytest.mark.weekly
 def test_a_program_that_ends_before_its_turn_is_named_with_what_it_printed(program):
     with taking_turns({"short": f"python {program(4, 7, 'short')}"}, images=24) as programs:
         programs["short"]()

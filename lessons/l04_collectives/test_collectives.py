@@ -51,6 +51,7 @@ def file_of(function, name, folder):
     return path
 
 
+@pytest.mark.weekly
 def test_any_way_that_is_right_passes_and_its_messages_are_counted(tmp_path):
     """On five ranks: (messages, rounds on cables, rounds with one card per host)."""
     ways = {solution.star: (8, 2, 8), solution.tree: (8, 6, 6), solution.direct: (40, 2, 8),

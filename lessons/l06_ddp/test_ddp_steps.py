@@ -64,6 +64,7 @@ def test_one_file_grows_through_the_steps_and_earlier_checks_go_on_finding_it_ri
     assert "import Overlapped as MyDDP" in STEPS[3].program().with_name("my_ddp.py").read_text()
 
 
+@pytest.mark.weekly
 def test_the_course_s_class_is_right_for_each_step():
     for step in STEPS[1:4]:  # the last is tests/test_exercises.py's
         assert step.verdict(OURS)[0] == "right", step.number

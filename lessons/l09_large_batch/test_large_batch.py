@@ -27,7 +27,8 @@ def test_a_warm_up_changes_the_training_and_a_batch_that_a_rate_was_right_for_ch
     assert plain == same != risen
 
 
-@pytest.mark.parametrize("ranks, batch", [pytest.param(2, 48, marks=pytest.mark.weekly), (3, 96)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("ranks, batch", [(2, 48), (3, 96)])
 def test_the_noise_scale_is_printed_with_the_courses_parts(ranks, batch):
     done = train(f"--batch={batch}", "--noise", ranks=ranks)
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,8 @@ def test_a_quiet_print_hides_rank_1s_complaint():
     assert "step 1: loss nan" in printed and "no numbers" not in printed and "rank 1 ends" in printed
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.weekly)])
+@pytest.mark.weekly
+@pytest.mark.parametrize("processes", [2, 3])
 def test_the_spawned_trainer_trains_and_ends(processes):
     printed = run(sys.executable, f"{CARDS}/spawn_trainer.py", "--n_gpus", processes, "--images", 400, "--epochs", 2)
     losses = [float(line.split()[-1]) for line in printed.splitlines()]

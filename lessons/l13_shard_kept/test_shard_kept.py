@@ -14,9 +14,8 @@ ODD = ["--width", "36", "--layers", "3", "--batch", "24", "--context", "16"]  # 
 
 
 @pytest.mark.parametrize("options", [
-    ["--parts", "ours", "--strategy", "zero"],
     ["--parts", "ours", "--strategy", "fsdp", "--micro-batches", "2", "--clip", "0.1"],
-    pytest.param(["--parts", "torch", "--strategy", "zero"], marks=pytest.mark.weekly)])
+    *(pytest.param(["--parts", parts, "--strategy", "zero"], marks=pytest.mark.weekly) for parts in ("ours", "torch"))])
 def test_it_trains_what_one_process_trains(options):
     answers = one_process.compare(PROGRAM, [*ODD, *options], (2, 3), 4)
     assert all(each.equal for each in answers[1:]), [str(each) for each in answers]

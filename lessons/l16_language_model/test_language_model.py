@@ -55,6 +55,7 @@ def test_a_solution_of_text_a_is_wrong_for_text_b():
     assert outcome == "wrong" and "crops" in message
 
 
+@pytest.mark.weekly
 def test_a_file_about_text_b_is_judged_by_text_b(tmp_path):
     (tmp_path / "b.py").write_text("from lessons.l16_language_model.targets import answer as targets_of\n\n\n"
                                    "def train(args):\n    raise NotImplementedError\n")
