@@ -291,17 +291,17 @@ def count_updates(path: str | Path) -> None:
 
 
 def collect(path: str | Path, store: dist.Store) -> None:
-    """Rank 0 writes what all ranks have counted."""
+    """Rank 0 writes what all ranks have counted. No rank leaves before all have: its connections would be gone."""
     store.set(f"dial counted {dial.rank}", json.dumps([*dial.updates, dial.count()]))
-    if dial.rank:
-        return
     keys = [f"dial counted {rank}" for rank in range(dial.world_size)]
     try:
         store.wait(keys, WAIT)
     except dist.DistStoreError:
         here = [rank for rank, key in enumerate(keys) if store.check([key])]
-        raise TimeoutError(f"the dial: rank 0 waited {WAIT.seconds} s for all ranks' counts; it has those of ranks "
-                           f"{here}") from None
+        raise TimeoutError(f"the dial: rank {dial.rank} waited {WAIT.seconds} s for all ranks' counts; it has those of "
+                           f"ranks {here}") from None
+    if dial.rank:
+        return
     received = [json.loads(store.get(key)) for key in keys]
     if len({len(each) for each in received}) > 1:
         raise ValueError("--count: the ranks made different numbers of updates: "
