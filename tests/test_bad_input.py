@@ -129,8 +129,9 @@ def test_a_launcher_that_contradicts_itself_is_refused(env, message, begin):
 
 
 @pytest.mark.parametrize(("program", "options", "message"), [
-    ("train", ["--noise"], "2 ranks or more"), ("train", ["--save=."], "--save . must be a file in a folder that is"),
-    ("train_gpt", ["--save=no/such/folder/x.pt"], "must be a file in a folder that is there")])
+    ("train", ["--noise"], "2 ranks or more"), ("train", ["--save=."], "--save '.' must be a file"),
+    ("train", ["--checkpoint="], "--checkpoint '' must be a file"),
+    ("train_gpt", ["--save=no/such/folder/x.pt"], "--save 'no/such/folder/x.pt' must be a file")])
 def test_a_learner_s_program_refuses_before_it_trains(program, options, message):
     done = runner.run(0, "--parts", "ours", *options, script=f"lessons/start/{program}.py")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and message in done.stderr, done.stderr

@@ -16,7 +16,7 @@ import pytest
 from tests import runner
 
 NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("*.ipynb"))
-DAILY = 70  # seconds of a quiet machine: the sum of course.quick.seconds of the notebooks that run daily
+DAILY = 70  # seconds that the quick tiers of a day may take together on a quiet machine
 
 
 def quick(path):
@@ -24,21 +24,20 @@ def quick(path):
 
 
 def daily():
-    """The first notebook, then others while they fit in DAILY, those first whose lesson a commit changed last."""
+    """Names: the first notebook, then others while they fit in DAILY, those first whose lesson changed last."""
     log = ["git", "log", "--max-count=100", "--format=", "--name-only", "--", "notebooks/text", "lessons"]
     changed = re.findall(r"(?:text/|lessons/l)(\d\d_\w+)", subprocess.run(
         log, cwd=runner.ROOT, capture_output=True, text=True, timeout=60).stdout)
-    by_name = {path.stem: path for path in NOTEBOOKS}
-    chosen, left = [], DAILY
-    for name in dict.fromkeys([NOTEBOOKS[0].stem, *changed, *by_name]):
-        if name in by_name and quick(by_name[name]).seconds <= left:
-            chosen.append(by_name[name])
-            left -= quick(by_name[name]).seconds
+    seconds = {path.stem: quick(path).seconds for path in NOTEBOOKS}
+    chosen = []
+    for name in dict.fromkeys([NOTEBOOKS[0].stem, *changed, *seconds]):
+        if name in seconds and sum(map(seconds.get, [*chosen, name])) <= DAILY:
+            chosen.append(name)
     return chosen
 
 
 CHOSEN = daily()
-RUNS = [pytest.param(path, (".", "notebooks")[number % 2], marks=() if path in CHOSEN else pytest.mark.weekly)
+RUNS = [pytest.param(path, (".", "notebooks")[number % 2], marks=() if path.stem in CHOSEN else pytest.mark.weekly)
         for number, path in enumerate(NOTEBOOKS)]
 
 

@@ -17,7 +17,8 @@ ENDLESS = ["--dataset", "synthetic", "--samples", 200, "--test-samples", 11, "--
 TRAIN = [*runner.command(2, "main.py", *ENDLESS), "--log-file", "{folder}/run.jsonl"]
 STOPPED = [  # how many ranks must have met, the signal, and the command line
     (2, signal.SIGINT, runner.command(0, "-m", "gallery", "show", "hang_rank_0")),
-    (2, signal.SIGHUP, runner.command(0, "scripts/cluster/why_it_failed.py", "--within=900", "--", *TRAIN)),
+    pytest.param(2, signal.SIGHUP, runner.command(0, "scripts/cluster/why_it_failed.py", "--within=900", "--", *TRAIN),
+                 marks=pytest.mark.weekly),
 ]
 
 
@@ -28,8 +29,7 @@ def ranks_that_met(mark):
     return 0
 
 
-@pytest.mark.parametrize(("ranks", "sign", "words"), [
-    STOPPED[0], pytest.param(*STOPPED[1], marks=pytest.mark.weekly)], ids=["gallery", "why_it_failed"])
+@pytest.mark.parametrize(("ranks", "sign", "words"), STOPPED, ids=["gallery", "why_it_failed"])
 def test_a_command_that_is_stopped_leaves_no_process(ranks, sign, words, tmp_path):
     mark = str(tmp_path)
     process = subprocess.Popen([word.format(folder=tmp_path) for word in words], cwd=runner.ROOT,

@@ -134,7 +134,7 @@ def test_main_py_trains_under_it_as_under_ddp(tmp_path):
     torch.testing.assert_close(weights["mine"], weights["ddp"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.weekly  # daily the notebook runs it
+@pytest.mark.weekly
 def test_the_ladder_has_each_way_and_counts_its_all_reduces(tmp_path):
     done = runner.run(2, "--rounds", 2, "--updates", 1, "--out", tmp_path / "ladder.json", script=SCRIPT)
     assert done.returncode == 0, done.stderr

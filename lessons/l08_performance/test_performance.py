@@ -16,7 +16,7 @@ def written(ranks, script, path, *arguments):
     return json.loads(path.read_text())
 
 
-@pytest.mark.weekly  # daily the notebook runs it, as it does waking.py
+@pytest.mark.weekly
 @pytest.mark.parametrize(("ranks", "options", "ways"), [
     (3, [], [("alone", 1, 64), ("apart", 2, 64), ("ddp", 2, 64), ("apart", 3, 64), ("ddp", 3, 64)]),
     (2, ["--global-batches", 14], [("alone", 1, 14), ("ddp", 2, 7)])])

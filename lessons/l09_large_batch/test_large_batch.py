@@ -60,7 +60,7 @@ def test_a_race_names_a_winner_by_the_rule_and_none_where_a_run_missed_the_targe
     assert "; significant" not in show.race([(6.0, 4.0)]) and " s sooner" not in show.race([(6.0, None), (6.0, 4.0)])
 
 
-@pytest.mark.weekly  # daily the notebook runs it
+@pytest.mark.weekly
 def test_the_race_runs_the_learners_program(tmp_path, monkeypatch):
     monkeypatch.chdir(runner.ROOT)
     mine, made = runner.ROOT / "mine", not (runner.ROOT / "mine").exists()

@@ -65,7 +65,7 @@ def test_a_signal_to_one_rank_stops_all_and_no_update_is_repeated(whole, tmp_pat
     assert same(torch.load(folder / "whole.pt"), torch.load(tmp_path / "end.pt"))
 
 
-@pytest.mark.weekly  # daily the notebook runs take_out.py
+@pytest.mark.weekly
 def test_only_the_losses_may_be_missing_for_the_same_weights(tmp_path):
     job = [*JOB[:1], *JOB[3:-2]]  # whose parts: those beside the program, or the course's
     started(2, *KILLED, "1@11", "--events", tmp_path / "events", *job, "--every", 4, "--checkpoint", tmp_path / "kept",

@@ -92,7 +92,7 @@ def test_a_deadlock_is_named():
         (kind, number) for kind in ("backward", "forward") for number in range(micro_batches)])[1]
 
 
-@pytest.mark.weekly  # daily the notebook runs it
+@pytest.mark.weekly
 def test_the_race_times_counts_and_draws(tmp_path):
     done = runner.run(2, "--strategies", "gpipe", "pipe", "--batch", 8, "--micro-batches", 4, "--width", 32, "--layers",
                       2, "--rounds", 2, "--updates", 1, "--draw", "--out", tmp_path / "race.json", script=race.__file__)

@@ -100,7 +100,7 @@ def test_it_learns_and_the_file_is_a_gpt_s(options, tmp_path):
     GPT(64, 32).load_state_dict(torch.load(tmp_path / "two.pt", weights_only=True))
 
 
-@pytest.mark.weekly  # daily the notebook runs it
+@pytest.mark.weekly
 def test_speeds_are_of_pairs(tmp_path):
     done = runner.run(2, "--program", FOLDER / "solution.py", "--rounds", 1, "--updates", 2, "--out",
                       tmp_path / "speed.json", script=FOLDER / "token_speed.py")

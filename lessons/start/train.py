@@ -65,10 +65,11 @@ torch.set_num_threads(1)  # a process computes on one core, as in a cluster on o
 rank, world_size, device = join()
 if args.batch < 1 or args.batch % world_size or args.images < args.batch:
     parser.exit(2, f"--batch {args.batch} must be a multiple of the {world_size} ranks, and at most --images\n")
-if args.every < 1 or os.path.isdir(args.checkpoint or ""):
-    parser.exit(2, f"--checkpoint {args.checkpoint} must be a file, and --every {args.every} at least 1\n")
-if args.save and (os.path.isdir(args.save) or not os.path.isdir(os.path.dirname(args.save) or ".")):
-    parser.exit(2, f"--save {args.save} must be a file in a folder that is there\n")
+if args.every < 1:
+    parser.exit(2, f"--every {args.every} must be at least 1\n")
+for option, file in (("--checkpoint", args.checkpoint), ("--save", args.save)):
+    if file is not None and (os.path.isdir(file or ".") or not os.path.isdir(os.path.dirname(file) or ".")):
+        parser.exit(2, f"{option} {file!r} must be a file in a folder that is there\n")
 if args.noise and (world_size == 1 or args.micro_batches > 1 or args.checkpoint):
     parser.exit(2, "--noise compares the gradients of 2 ranks or more, each of one backward(), without --checkpoint\n")
 if rank == 0:
