@@ -4,8 +4,8 @@
 
 It runs the cells that the learner wrote, in their order, as a notebook does, and then each exercise's check on what
 they have defined or written. An answer that is wrong in the end, in a file that later cells have changed, is judged as
-it was at its check. Each cell and each answer gets so many seconds. To the descriptor it writes lines of JSON:
-first "ran", once all cells have, then [name, outcome, message] for each exercise.
+it was at its check. Each cell gets so many seconds. To the descriptor it writes lines of JSON: first "ran", once all
+cells have, then [name, outcome, message] for each exercise.
 """
 
 import ast
@@ -101,6 +101,10 @@ def run(own: list[tuple[int, str]], namespace: Namespace, limit: float,
     return failed, then
 
 
+def text_of(file: Path) -> bytes | None:
+    return file.read_bytes() if file.exists() else None
+
+
 def too_long(*_):
     raise TimeoutError("it came to no end")
 
@@ -121,7 +125,6 @@ def main(descriptor: int, limit: int) -> None:
         os.write(descriptor, f"{json.dumps(words)}\n".encode())
 
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    exercises.LIMIT = limit
     paper = Paper(**json.load(sys.stdin))
     for folder in FOLDERS:
         folder.mkdir(parents=True)
@@ -133,8 +136,9 @@ def main(descriptor: int, limit: int) -> None:
     os.chdir(desk)  # a cell may have gone elsewhere
     tell("ran")
     for question in questions:
-        outcome, message = verdict(question, namespace, Path(question.given))
-        if outcome == "wrong" and question.name in then:
+        now = Path(question.given)
+        outcome, message = verdict(question, namespace, now)
+        if outcome == "wrong" and question.name in then and text_of(then[question.name]) != text_of(now):
             earlier = verdict(question, namespace, then[question.name])
             outcome, message = earlier if earlier[0] == "right" else (outcome, message)
         if outcome == "untried" or "NameError" in message:  # a cell that could not be run is why

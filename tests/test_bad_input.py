@@ -129,7 +129,8 @@ def test_a_launcher_that_contradicts_itself_is_refused(env, message, begin):
 
 
 @pytest.mark.parametrize(("program", "options", "message"), [
-    ("train", ["--noise"], "2 ranks or more"), ("train", ["--save=."], "--save '.' must be a file"),
+    pytest.param("train", ["--noise"], "2 ranks or more", marks=pytest.mark.weekly),
+    pytest.param("train", ["--save=."], "--save '.' must be a file", marks=pytest.mark.weekly),
     ("train", ["--checkpoint="], "--checkpoint '' must be a file"),
     ("train_gpt", ["--save=no/such/folder/x.pt"], "--save 'no/such/folder/x.pt' must be a file")])
 def test_a_learner_s_program_refuses_before_it_trains(program, options, message):

@@ -214,6 +214,7 @@ def test_ctrl_c_ends_one_process_quietly_and_its_log_has_one_writer_and_keeps_th
     assert log.read_text().startswith(earlier) and log_records(log)[-1]["status"] == "failed"
 
 
+@pytest.mark.weekly
 def test_ctrl_c_ends_all_ranks_and_none_gives_a_traceback(tmp_path):
     log = tmp_path / "run.jsonl"
     process = runner.start(2, *SMALL, "--epochs", 1000, "--log-file", log, OMP_NUM_THREADS="2")

@@ -28,6 +28,7 @@ def program(tmp_path):
     return lambda batch, updates, log: f"{tmp_path}/program.py {batch} {updates} {tmp_path}/{log}"
 
 
+@pytest.mark.weekly
 def test_each_turn_is_as_many_images_whatever_the_batch_and_the_ranks(program, tmp_path):
     commands = {"small": f"python {program(4, 99, 'small')}", "large": f"python {program(12, 99, 'large')}",
                 "ranks": f"torchrun --nproc_per_node=2 {program(12, 99, 'ranks')}"}

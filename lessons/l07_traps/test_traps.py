@@ -31,7 +31,8 @@ def the_courses_program(monkeypatch):
     monkeypatch.setattr(plant, "text_of", lambda number: plant.edited(plant.COURSES.read_text(), number))
 
 
-@pytest.mark.parametrize("number", runner.sampled(plant.TRAPS, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("number", plant.TRAPS)
 def test_what_notices_a_trap_and_what_does_not(number, tmp_path):
     one, two, three = compare(written(tmp_path, number, {}), capstone.FEW, to_end=True)
     assert [two.one_model, two.equal] == {1: [False, False], 2: [True, False], 3: [True, True]}[number]

@@ -61,6 +61,7 @@ def test_bad_input(arguments, tmp_path, refused):
     assert not (tmp_path / "hang").exists()
 
 
+@pytest.mark.weekly
 def test_looks_are_counted_once_each_and_end(hangs, capsys):
     look = incident.hang(str(hangs["late"]))
     for name in ("stack 1", "stack 1", "stack 99", "tea"):
