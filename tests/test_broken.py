@@ -37,7 +37,8 @@ def outcomes(request, tmp_path_factory):
         return dict(pool.map(lambda entry: (entry.name, [run(entry, form) for form in ("broken", "repaired")]), wanted))
 
 
-@pytest.mark.parametrize("entry", runner.sampled(TABLE.values(), 1), ids=TABLE)
+@pytest.mark.weekly
+@each_entry
 def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):
     broken, repaired = outcomes[entry.name]
     assert not gallery.complaints(entry, broken, repaired), (broken, repaired)

@@ -102,7 +102,8 @@ def test_a_right_program_is_right_however_it_is_written(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["program.py"]
 
 
-@pytest.mark.parametrize("name", runner.sampled(MISTAKES, 1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_gets_its_message(name, tmp_path, monkeypatch):
     monkeypatch.setattr(capstone, "RANKS", [2])  # and one process
     changes, words = MISTAKES[name]
