@@ -35,13 +35,14 @@ def same(one, other):
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.weekly)])
+@pytest.fixture(scope="module", params=[2, 3])
 def whole(request, tmp_path_factory):
     """(ranks, folder with the weights of an undisturbed training, its lines)."""
     folder = tmp_path_factory.mktemp("whole")
     return request.param, folder, lines(started(request.param, *JOB, "--save", folder / "whole.pt"))
 
 
+@pytest.mark.weekly
 def test_a_killed_training_ends_with_the_same_bits(whole, tmp_path):
     ranks, folder, right = whole
     said = started(ranks, *KILLED, "1@11", "--events", tmp_path / "events", *JOB, "--checkpoint", tmp_path / "kept",
