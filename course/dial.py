@@ -291,17 +291,14 @@ def count_updates(path: str | Path) -> None:
 
 
 def collect(path: str | Path, store: dist.Store) -> None:
-    """Rank 0 writes what all ranks have counted. No rank leaves before all have: its connections would be gone."""
+    """Rank 0 writes what all ranks have counted. No rank leaves before all have: its connections would go, and what the
+    others count on them. Rank 0 leaves last: it may keep the store."""
     store.set(f"dial counted {dial.rank}", json.dumps([*dial.updates, dial.count()]))
-    keys = [f"dial counted {rank}" for rank in range(dial.world_size)]
-    try:
-        store.wait(keys, WAIT)
-    except dist.DistStoreError:
-        here = [rank for rank, key in enumerate(keys) if store.check([key])]
-        raise TimeoutError(f"the dial: rank {dial.rank} waited {WAIT.seconds} s for all ranks' counts; it has those of "
-                           f"ranks {here}") from None
+    keys = wait_for_all(store, "counted")
+    store.set(f"dial met {dial.rank}", "")
     if dial.rank:
         return
+    wait_for_all(store, "met")
     received = [json.loads(store.get(key)) for key in keys]
     if len({len(each) for each in received}) > 1:
         raise ValueError("--count: the ranks made different numbers of updates: "
@@ -313,6 +310,18 @@ def collect(path: str | Path, store: dist.Store) -> None:
                for tables in zip(before, until, strict=False)]
     rank_program.write_json(path, {"world_size": dial.world_size, "rates": dial.rates, "updates": updates,
                                    "total": total})
+
+
+def wait_for_all(store: dist.Store, what: str) -> list[str]:
+    """The keys under which all ranks have said so."""
+    keys = [f"dial {what} {rank}" for rank in range(dial.world_size)]
+    try:
+        store.wait(keys, WAIT)
+    except dist.DistStoreError:
+        here = [rank for rank, key in enumerate(keys) if store.check([key])]
+        raise TimeoutError(f"the dial: rank {dial.rank} waited {WAIT.seconds} s for all ranks to have {what}; ranks "
+                           f"{here} have") from None
+    return keys
 
 
 def exchange(size: int, times: int = 5) -> float:

@@ -41,6 +41,7 @@ LOSSES = ["cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", 
           "binary_cross_entropy", "binary_cross_entropy_with_logits"]
 FIRST = 8  # steps in which what changes little is looked at: random numbers, gradients, names; later at powers of two
 MOST = 1_000_000  # samples whose place is kept; later ones are not compared
+CONTENTS = 256  # samples of each pass whose content is looked at, to the end of their batch
 ROW = 256  # numbers of a sample that its digest takes
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # {bytes of a number: as an integer}
@@ -497,7 +498,7 @@ class Hooks:
         if isinstance(module, DistributedDataParallel):
             self.raw = None
             if self.synchronises:
-                self.names(module, where())
+                self.names(module)
             self.synchronises = bool(module.require_backward_grad_sync)
             if not self.log.counts.get("device"):
                 self.device(next(module.parameters()).device)
@@ -591,7 +592,7 @@ class Hooks:
                           numbers=sum(one.numel() for one in parameters
                                       if one.requires_grad and not nn.parameter.is_lazy(one)))
 
-    def names(self, model: DistributedDataParallel, line: str) -> None:
+    def names(self, model: DistributedDataParallel) -> None:
         """Note parameters that have no gradient while others have one, and those that were frozen after wrapping."""
         if self.log.forwards > FIRST + 1:
             return
@@ -599,11 +600,11 @@ class Hooks:
         frozen = [name for name in known.trained if name in parameters and not parameters[name].requires_grad]
         # A whole model is frozen on purpose, as in a GAN; so is a part of it where DDP looks for what is unused.
         if 0 < len(frozen) < len(known.trained) and not known.expects_unused:
-            self.log.once("frozen", names=frozen[:20], where=line)
+            self.log.once("frozen", names=frozen[:20], where=where())
         got = {name for name, parameter in parameters.items() if parameter.grad is not None}
         without = [name for name, parameter in parameters.items() if parameter.requires_grad and name not in got]
         if without and got and not known.expects_unused:
-            self.log.note("without", names=without[:20], where=line)
+            self.log.note("without", names=without[:20], where=where())
         known.got |= got
 
     def no_sync(self, function: Callable) -> Callable:
@@ -679,6 +680,8 @@ class Hooks:
     @looks
     def left_over(self) -> None:
         """Note to which optimizer's gradients a backward adds. A change outside a backward empties or sets them."""
+        if not self.left:
+            return
         for optimizer, left in list(self.left.items()):
             now = self.gradients(optimizer)
             if self.log.backwards > left["until"] or now != left["now"] and not self.log.inside:
@@ -702,6 +705,8 @@ class Hooks:
     @looks
     def trained(self) -> None:
         """Note the models that get gradients. Others may differ on the ranks."""
+        if len(self.outermost) == len(self.with_gradient):
+            return
         for module in set(self.outermost) - set(self.with_gradient):
             parameters = list(module.parameters())
             if any(parameter.grad is not None for parameter in parameters):
@@ -767,7 +772,7 @@ class Hooks:
             self.log.note("update", optimizer=self.number_of(optimizer), update=count, form=shapes(held), where=line,
                           gradients=digest(gradients) if gradients else None, backwards=self.log.backwards)
         for model in self.models:
-            self.names(model, line)
+            self.names(model)
         for name, factor in self.factors.items():
             self.log.note("factor", where=name, value=factor, update=self.log.steps)
         self.factors = {}
@@ -873,7 +878,7 @@ class Hooks:
                 watched.classes.extend(labels.tolist() if watched.numbered else contents(labels))
         else:
             watched.classes = None
-        if watched.kept is not None and len(watched.kept) < MOST:
+        if len(watched.kept) < CONTENTS:
             watched.kept.extend(contents(batch))
 
     def number_of(self, thing: Any) -> int | None:
@@ -896,7 +901,7 @@ class Hooks:
                 "loader": f"{watched.line} {loader.batch_size} {images}",  # alike on all ranks, and for a new one
                 "object": self.number_of(loader), "where": watched.line, "whole": to_its_end, "images": watched.images,
                 "labels": checksum(sorted(watched.classes or ())), "batches": watched.batches,
-                "prints": watched.kept[:256].tolist(), "content": zlib.crc32(watched.kept),
+                "prints": watched.kept[:CONTENTS].tolist(), "content": zlib.crc32(watched.kept),
                 "number": self.log.passes, "trained": trained, "before_training": watched.began == (0, 0),
                 "shown": self.shown - watched.shown, "judged": self.judged > watched.judged,
                 "statistics": self.left_on == "", "unused": watched.unused, "used": watched.used,
@@ -1045,7 +1050,7 @@ class Watched:
         self.batches, self.images, self.done, self.states = 0, 0, False, {}  # type: int, int, bool, dict[str, str]
         self.numbered = False  # the classes are class numbers, not checksums of labels
         self.classes: array | None = array("d")  # of the samples, in their order; None where they are no numbers
-        self.kept = array("q")  # a digest of each sample
+        self.kept = array("q")  # a digest of each of the first samples
         self.at: tuple | None = None  # of the batch before: (forwards and backwards when it was read, its tensor)
         self.idle: Any = None  # the tensor of the batch before that, if no forward followed it
         self.unused = self.used = self.head = 0  # batches; unused ones before the first that was used

@@ -479,17 +479,17 @@ def epochs(records: list[Record]) -> Iterator[Finding]:
                 read["whole"] or of and read["images"] == of[0]["images"] or not of):
             of.append(read)
     for passes in trained.values():
-        for kind in ("order", "content"):
-            orders = [read[kind] for read in passes]
-            distinct = set(orders)
-            if (len(orders) > 1 and all(orders) and 2 * len(distinct) <= len(orders)
-                    and all(orders.count(order) > 1 for order in distinct)
-                    and passes[0]["shuffles"] and passes[0]["images"] > 5):  # five may come so by chance
-                again = next(number for number, order in enumerate(orders) if order in orders[:number])
-                yield say("set_epoch", passes[-1]["told_at"] or passes[0]["where"],
-                          passes=len(orders), distinct=len(distinct),
-                          orders=f": pass {again + 1} had that of pass {orders.index(orders[again]) + 1}")
-                return
+        kind = "order" if all(read["order"] for read in passes) else "content"  # of the first samples alone
+        orders = [read[kind] for read in passes]
+        distinct = set(orders)
+        if (len(orders) > 1 and all(orders) and 2 * len(distinct) <= len(orders)
+                and all(orders.count(order) > 1 for order in distinct)
+                and passes[0]["shuffles"] and passes[0]["images"] > 5):  # five may come so by chance
+            again = next(number for number, order in enumerate(orders) if order in orders[:number])
+            yield say("set_epoch", passes[-1]["told_at"] or passes[0]["where"],
+                      passes=len(orders), distinct=len(distinct),
+                      orders=f": pass {again + 1} had that of pass {orders.index(orders[again]) + 1}")
+            return
     facts = notes(records[0], "shard") if not notes(records[0], "pass") else []  # read without a DataLoader
     again_by_hand = [fact for fact in facts if fact["shuffle"] and fact["order"] == facts[0]["order"]]
     padded = [fact for fact in facts if fact["total"] > fact["images"] and not fact["shuffle"]]

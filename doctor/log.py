@@ -47,7 +47,7 @@ def innermost(lines: Iterable[tuple[FrameType, int]]) -> str:
 def where() -> str:
     """The line of the user's that has called the doctor."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not users(frame):
+    while frame is not None and not theirs(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
@@ -103,7 +103,7 @@ class Log:
         if stream:
             pending.append({"k": "stream", "numbers": stream})
         if pending and self.size < MOST:
-            text = "".join(f"{json.dumps(event, default=plain)}\n" for event in pending).encode()
+            text = "".join(f"{encoded(event)}\n" for event in pending).encode()
             self.size += len(text)
             os.write(self.file, text)
 
@@ -153,6 +153,9 @@ class Log:
 
 def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+encoded = json.JSONEncoder(default=plain).encode  # json.dumps() with a default makes an encoder for each call
 
 
 def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:

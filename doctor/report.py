@@ -89,7 +89,7 @@ def unjudged(records: list[Record], world_size: int) -> list[str]:
     lines += [f"The ranks' records could not be put together ({fact['error']}): each was judged alone."
               for fact in notes(first, "alone")]
     lines += [f"The doctor's own look at `{fact['what']}` failed: {fact['error']}" for fact in notes(first, "failed")]
-    lines += [f"Which samples a sampler of your own draws was seen by their content only: {line}."
+    lines += [f"Which samples a sampler of your own draws was seen by the content of the first of them only: {line}."
               for line in sorted({read["where"] for read in passes if read["unseen"]})]
     for facts in zip(*notes_of_all(records, "workers"), strict=False):
         if len(records) > 1 and len({fact["state"] for fact in facts}) == 1:

@@ -101,8 +101,8 @@ def run(own: list[tuple[int, str]], namespace: Namespace, limit: float,
     return failed, then
 
 
-def text_of(file: Path) -> bytes | None:
-    return file.read_bytes() if file.exists() else None
+def content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def too_long(*_):
@@ -138,7 +138,7 @@ def main(descriptor: int, limit: int) -> None:
     for question in questions:
         now = Path(question.given)
         outcome, message = verdict(question, namespace, now)
-        if outcome == "wrong" and question.name in then and text_of(then[question.name]) != text_of(now):
+        if outcome == "wrong" and question.name in then and content(then[question.name]) != content(now):
             earlier = verdict(question, namespace, then[question.name])
             outcome, message = earlier if earlier[0] == "right" else (outcome, message)
         if outcome == "untried" or "NameError" in message:  # a cell that could not be run is why

@@ -24,7 +24,7 @@ from teach.handed_in import Paper
 from teach.judge import CELLS
 
 Verdict = tuple[str, str, str]  # name of the exercise; "right", "wrong", "untried" or "again"; message to the learner
-LIMIT = 60  # seconds of a cell; an answer has as many and those of ON_RANKS
+LIMIT = 60  # seconds of a cell; an answer gets LIMIT + ON_RANKS
 ON_RANKS = 200  # seconds, twice START and LIMIT in course/on_ranks.py: for an answer, then for the typical mistakes
 DISK, PROCESSES = 200 * 10**6, 150  # bytes, and how many
 STOPPED = threading.Event()  # set when grading is ended from outside: every watch ends its room

@@ -26,12 +26,10 @@ FOREIGN = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|TORCHELASTIC|OM
                      "PYTHONUNBUFFERED")  # with the last, words that gloo prints on all ranks at one moment are mixed
 
 
-def sampled(names, daily):
-    """Parameters of a test: of many cases that each start ranks, so many run daily, spread evenly; all run weekly."""
-    names = list(names)
-    chosen = {round(number * (len(names) - 1) / max(1, daily - 1)) for number in range(daily)}
-    return [pytest.param(name, marks=() if number in chosen else pytest.mark.weekly)
-            for number, name in enumerate(names)]
+def sampled(names):
+    """Parameters of a test, of which each case starts ranks: the first runs daily, all run weekly."""
+    first, *others = names
+    return [first, *(pytest.param(name, marks=pytest.mark.weekly) for name in others)]
 
 
 def command(ranks, *arguments, torchrun=()):

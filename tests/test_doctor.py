@@ -50,7 +50,7 @@ def ranks(name):
     return 0 if TABLE[name].run == "python {script}" else TABLE[name].ranks
 
 
-@pytest.mark.parametrize("name", runner.sampled(sorted(name for name in FOUND if "hang" not in name), 1))
+@pytest.mark.parametrize("name", runner.sampled(sorted(name for name in FOUND if "hang" not in name)))
 def test_a_broken_program_gets_its_finding(name, tmp_path):
     # started by hand, rank 0 would take the store along as it fails, and the others could say nothing of it
     start = runner.torchrun if name == "wrong_traceback" else runner.run
@@ -169,7 +169,7 @@ def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
     assert names == [] and done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", runner.sampled(CHANGES, 1))
+@pytest.mark.parametrize("name", runner.sampled(CHANGES))
 def test_mistakes_in_a_training_are_the_only_findings(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(CHANGES[name])), folder=tmp_path)
     assert sorted(names) == name.partition(":")[0].split() and done.returncode, done.stderr
@@ -327,7 +327,7 @@ UNRULY = {  # name: (script, exit status, what must be said)
 }
 
 
-@pytest.mark.parametrize("name", runner.sampled(UNRULY, 1))
+@pytest.mark.parametrize("name", runner.sampled(UNRULY))
 def test_an_unruly_script_ends_as_it_would_and_is_told(name, tmp_path):
     text, status, said = UNRULY[name]
     done, _ = doctor(2, written(tmp_path, text), folder=tmp_path)

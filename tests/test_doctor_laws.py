@@ -1,4 +1,5 @@
-"""The laws without a rank: where two ranks went different ways, and the scale of a loss on two world sizes."""
+"""The doctor without ranks: where two went different ways, the scale of a loss on two world sizes, the numbers of
+samples, and when lines are traced no more."""
 
 import sys
 from pathlib import Path
@@ -85,6 +86,16 @@ def test_what_holds_after_each_change_is_compared():
 def test_what_is_added_and_taken_away_again_is_the_same_and_an_update_is_not():
     assert laws.same([[1.0, 4.0], [1.0 + 1e-6, 4.0 - 1e-6]])
     assert not laws.same([[1.0, 4.0], [1.0, 4.001]])
+
+
+@pytest.mark.parametrize(("orders", "contents", "repeated"), [
+    ([3, 3], [5, 6], True), ([3, 4], [5, 5], False),  # the first batches may be the same on purpose
+    ([None, None], [5, 5], True), ([None, None], [5, 6], False)])  # whoever deals keeps to himself which
+def test_an_order_comes_again_by_index_where_it_is_known_and_else_by_content(orders, contents, repeated):
+    passes = [{"where": "a.py:1", "batch": 8, "lineage": 1, "trained": True, "whole": True, "images": 40,
+               "shuffles": True, "told_at": "", "order": order, "content": content}
+              for order, content in zip(orders, contents, strict=True)]
+    assert [finding.name for finding in laws.epochs([{"events": {"pass": passes}}])] == ["set_epoch"] * repeated
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64])

@@ -46,10 +46,10 @@ def mistakes_in(asked, text):
 
 
 ON_RANKS = sorted(name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks))
-LONG = [*ON_RANKS, "03-launch", "10-job", "10-line"]  # the answers of the last three start processes
+WEEKLY = [*ON_RANKS, "03-launch", "10-job", "10-line"]  # the answers of the last three start processes
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.weekly if name in LONG else ())
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else ())
                                   for name in sorted(EXERCISES)])
 def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_message(name, capsys, monkeypatch):
     asked = EXERCISES[name]

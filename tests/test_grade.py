@@ -112,7 +112,7 @@ HABITS = {
 
 
 @needs_shield
-@pytest.mark.parametrize("habit", runner.sampled(HABITS, 1))
+@pytest.mark.parametrize("habit", runner.sampled(HABITS))
 def test_a_habit_keeps_its_answer(habit, tmp_path, monkeypatch):
     monkeypatch.setattr(shield, "LIMIT", 10)
     hand_in(tmp_path / "05.ipynb", *HABITS[habit])

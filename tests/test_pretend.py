@@ -71,7 +71,7 @@ def pretend(folder, *arguments, **env):
     return done, json.loads(out.read_text()) if out.exists() else None
 
 
-@pytest.mark.parametrize("changes", runner.sampled(BROKEN, 1),
+@pytest.mark.parametrize("changes", runner.sampled(BROKEN),
                          ids=[" ".join(change[2] for change in changes) for changes in BROKEN])
 def test_mistakes_that_many_ranks_show_are_named_with_their_lines(changes, tmp_path):
     text = TRAINING

@@ -68,7 +68,7 @@ if args.batch < 1 or args.batch % world_size or args.images < args.batch:
 if args.every < 1:
     parser.exit(2, f"--every {args.every} must be at least 1\n")
 for option, file in (("--checkpoint", args.checkpoint), ("--save", args.save)):
-    if file is not None and (os.path.isdir(file or ".") or not os.path.isdir(os.path.dirname(file) or ".")):
+    if file is not None and (not file or os.path.isdir(file) or not os.path.isdir(os.path.dirname(file) or ".")):
         parser.exit(2, f"{option} {file!r} must be a file in a folder that is there\n")
 if args.noise and (world_size == 1 or args.micro_batches > 1 or args.checkpoint):
     parser.exit(2, "--noise compares the gradients of 2 ranks or more, each of one backward(), without --checkpoint\n")

@@ -66,7 +66,7 @@ if args.width % HEADS or min(vars(args)[name] for name in ("batch", "micro_batch
 if args.text and not (os.path.isfile(args.text) and os.path.getsize(args.text) > 10 * args.context):
     parser.exit(2, f"--text {args.text} is not a file of more than {10 * args.context} bytes\n")
 if args.save is not None and (
-        os.path.isdir(args.save or ".") or not os.path.isdir(os.path.dirname(args.save) or ".")):
+        not args.save or os.path.isdir(args.save) or not os.path.isdir(os.path.dirname(args.save) or ".")):
     parser.exit(2, f"--save {args.save!r} must be a file in a folder that is there\n")
 if world_size > 1:
     try:
