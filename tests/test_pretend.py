@@ -137,8 +137,7 @@ def test_main_py_passes(tmp_path):
 
 # Small forms of trainings that were reported: what is changed in the training above, what is found with so many ranks.
 TESTED = """    with torch.no_grad():
-        tests = images.tensors[0][:20].split(-(-20 // ranks))
-        tests = DataLoader(TensorDataset(tests[rank] if rank < len(tests) else tests[0][:0]), 2)
+        tests = DataLoader(TensorDataset(images.tensors[0][:20].tensor_split(ranks)[rank]), 2)
         sum(len(x) for x, in tests)
     dist.all_reduce"""
 STREAM = """class Files(torch.utils.data.IterableDataset):
