@@ -291,8 +291,8 @@ def count_updates(path: str | Path) -> None:
 
 
 def collect(path: str | Path, store: dist.Store) -> None:
-    """Rank 0 writes what all ranks have counted. No rank leaves before all have: its connections would go, and what the
-    others count on them. Rank 0 leaves last: it may keep the store."""
+    """Rank 0 writes what all ranks have counted. No rank leaves before all have counted: a closed connection has no
+    count. Rank 0 leaves last, since the store may be in its process."""
     store.set(f"dial counted {dial.rank}", json.dumps([*dial.updates, dial.count()]))
     keys = wait_for_all(store, "counted")
     store.set(f"dial met {dial.rank}", "")

@@ -90,7 +90,7 @@ def test_what_is_added_and_taken_away_again_is_the_same_and_an_update_is_not():
 
 @pytest.mark.parametrize(("orders", "contents", "repeated"), [
     ([3, 3], [5, 6], True), ([3, 4], [5, 5], False),  # the first batches may be the same on purpose
-    ([None, None], [5, 5], True), ([None, None], [5, 6], False)])  # whoever deals keeps to himself which
+    ([None, None], [5, 5], True), ([None, None], [5, 6], False)])  # where no index is known
 def test_an_order_comes_again_by_index_where_it_is_known_and_else_by_content(orders, contents, repeated):
     passes = [{"where": "a.py:1", "batch": 8, "lineage": 1, "trained": True, "whole": True, "images": 40,
                "shuffles": True, "told_at": "", "order": order, "content": content}

@@ -1,8 +1,8 @@
 """Every notebook, executed as a class or a CI would: papermill's command line, quick tier.
 
-Daily run the first notebook and, of the short ones, that which changed last; weekly all. The kernel begins in the root
-for every second notebook and in notebooks/ for the rest. (The cell that finds the root is the same everywhere, as
-test_notebooks.py sees to.)
+Each day the first notebook runs, and of the short ones the one that changed last; each week all run. The kernel begins
+in the root for every second notebook and in notebooks/ for the rest. (The cell that finds the root is the same
+everywhere, as test_notebooks.py sees to.)
 """
 
 import subprocess
@@ -23,12 +23,12 @@ def quick(path):
 
 
 def daily():
-    """Names of the first notebook, and of that which a commit changed last of those with a short quick tier."""
+    """Names of the first notebook and, of those with a short quick tier, of the one that a commit changed last."""
     log = ["git", "log", "--max-count=100", "--format=", "--name-only", "--", "notebooks/*.ipynb"]
     changed = subprocess.run(log, cwd=runner.ROOT, capture_output=True, text=True, timeout=60).stdout.split()
-    short = [path for path in NOTEBOOKS[1:] if quick(path).seconds <= SHORT]
-    last = min(short, key=lambda path: changed.index(name) if (name := f"notebooks/{path.name}") in changed else 10**6)
-    return {NOTEBOOKS[0].stem, last.stem}
+    short = [f"notebooks/{path.name}" for path in NOTEBOOKS[1:] if quick(path).seconds <= SHORT]
+    last = next(name for name in [*changed, *short] if name in short)
+    return {NOTEBOOKS[0].stem, Path(last).stem}
 
 
 CHOSEN = daily()
