@@ -27,7 +27,7 @@ def hook(groups, bucket):
 
 
 def parallelize(model, make_optimizer):
-    if dist.get_world_size() % RANKS_PER_NODE:
+    if RANKS_PER_NODE < 1 or dist.get_world_size() % RANKS_PER_NODE:
         sys.exit(f"{dist.get_world_size()} ranks make no nodes of {RANKS_PER_NODE}")
     node, _ = dist.new_subgroups(RANKS_PER_NODE)
     leaders = dist.new_group(range(0, dist.get_world_size(), RANKS_PER_NODE))

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 EVERY = int(os.environ.get("EVERY", "8"))  # updates between two messages
-if EVERY < 1:
-    sys.exit(f"EVERY={EVERY}: at least 1")
 
 
 class Local(torch.optim.Optimizer):
     """An optimizer whose step() is one of `inner`, on this rank alone; every so often the ranks agree."""
 
     def __init__(self, inner, model, every=EVERY):
+        if every < 1:
+            sys.exit(f"EVERY={every}: at least 1")
         super().__init__(model.parameters(), {})
         self.inner, self.model, self.every, self.updates = inner, model, every, 0
 
