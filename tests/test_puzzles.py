@@ -5,16 +5,15 @@ import random
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
+from course.lesson import ROOT
 from lessons.l06_ddp import check
 from puzzles import build, engine, judge
 
-ROOT = Path(__file__).resolve().parent.parent
 PUZZLES = [puzzle for _, puzzle in build.puzzles()]
 SOURCES = {puzzle["NAME"]: puzzle["SOLUTION"] for puzzle in PUZZLES}
 WITH_MISTAKES = [pytest.param(puzzle, number, id=f"{puzzle['NAME']}-{number}")
