@@ -171,9 +171,7 @@ class PhaseTimer:
         """Add the time between the two oldest marks to its phase."""
         _, before = self.marks.popleft()
         phase, after = self.marks[0]
-        self.add(phase, before.elapsed_time(after) / 1000 if self.cuda else after - before)
-
-    def add(self, phase: str, seconds: float) -> None:
+        seconds = before.elapsed_time(after) / 1000 if self.cuda else after - before
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def totals(self) -> dict[str, float]:

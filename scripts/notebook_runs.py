@@ -3,7 +3,6 @@
 import base64
 import ctypes
 import io
-import math
 import os
 import re
 import resource
@@ -38,7 +37,6 @@ class Result:
     """The outcome of one notebook; kept in the executed notebook's metadata, where the index reads it."""
 
     name: str
-    title: str
     tier: str
     status: str = "passed"  # passed, failed or stopped
     seconds: float = 0.0
@@ -108,17 +106,16 @@ def of_others():
     return busy - sum(used.ru_utime + used.ru_stime for used in own)
 
 
-def execute(name, label, quick, in_place, timeout, most=math.inf):
+def execute(name, label, quick, in_place, timeout, most):
     """Runs one notebook, writes build/notebooks/NAME.ipynb; refreshes the committed notebook when `in_place`, nothing
     failed, and others took less than `most` cores. `timeout`: the longest time of a cell, seconds. Call use_this_python
     before."""
     target = EXECUTED / f"{name}.ipynb"
     target.unlink(missing_ok=True)
-    result, progress, error = Result(name, name, "quick" if quick else "full"), Progress(label), None
+    result, progress, error = Result(name, "quick" if quick else "full"), Progress(label), None
     before = of_others()
     try:
         built = twins.build(name) if in_place else nbformat.read(twins.NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        result.title = twins.title_of(built, name)
         course = built.metadata.get("course", {})
         tier = course.get("quick", {}) if quick else course
         parameters = tier.get("parameters", {}) if quick else {}

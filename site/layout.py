@@ -62,9 +62,9 @@ class Lesson:
         self.name, self.number = path.stem, path.stem.split("_")[0]
         self.notebook = nbformat.read(run if newer else path, as_version=4)
         self.run = self.notebook.metadata.get("course_run") if newer else None
-        self.text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
+        text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
         self.title = twins.title_of(self.notebook, path.stem)
-        question = re.search(r"\*\*The question\.\*\*(.+?)(?:\n\n|$)", self.text, re.S)
+        question = re.search(r"\*\*The question\.\*\*(.+?)(?:\n\n|$)", text, re.S)
         self.question = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(question[1].split())) if question else ""
 
     @property
@@ -97,7 +97,7 @@ class Lesson:
         return next((output for output in outputs if "image/png" in output.get("data", {})), None)
 
 
-def build(executed: bool = False) -> Path:
+def build(executed: bool) -> Path:
     """Make the pages from the committed notebooks, or from what scripts/run has executed since; the path of the first.
 
     Sphinx's warnings go to stderr. RuntimeError where it made no pages.
@@ -298,7 +298,7 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
     core = [lesson for lesson in lessons if lesson.number in in_core]
     return CONTENTS.read_text(encoding="utf-8").format(
         title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons), hours=hours(lessons),
-        core_hours=hours(core), core=links(core),
+        core_hours=hours(core), core=", ".join(f"[{lesson.title}](notebooks/{lesson.name}.ipynb)" for lesson in core),
         teachers="[copies, plans, grading](teach/index.md)" if teachers else "[copies, plans, grading](README.md)",
         lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 
@@ -307,10 +307,6 @@ def hours(lessons: list[Lesson]) -> str:
     """What the lessons state for a learner, to the half hour: "6½"."""
     halves = round(sum(lesson.notebook.metadata.get("course", {}).get("minutes", 0) for lesson in lessons) / 30)
     return f"{halves // 2}{'½' * (halves % 2)}"
-
-
-def links(lessons: list[Lesson]) -> str:
-    return ", ".join(f"[{lesson.title}](notebooks/{lesson.name}.ipynb)" for lesson in lessons)
 
 
 def alt_of(lesson: Lesson) -> str:

@@ -105,7 +105,7 @@ def described(run: pd.Series) -> str:
     return ", ".join(filter(None, [cores, kind, version]))
 
 
-def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live") -> Axes:
+def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str) -> Axes:
     """A line per machine, from speedups(), and the class's median where at least three machines ran so many ranks.
 
     Of many machines the fastest and the slowest have labels. `source`: "live" or "recorded".
@@ -141,7 +141,7 @@ def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live
     return ax
 
 
-def draw(folder: Path, out: Path, refresh: float | None = None) -> tuple[list[str], bool]:
+def draw(folder: Path, out: Path, refresh: float | None) -> tuple[list[str], bool]:
     """Write the board to `out`: (lines to print, whether there was anything to draw). `refresh`: seconds after which a
     browser loads the page again."""
     epochs, left_out = read(folder)
@@ -168,7 +168,7 @@ def draw(folder: Path, out: Path, refresh: float | None = None) -> tuple[list[st
     return [*lines, *(f"left out: {line}" for line in left_out)], len(table) > 0  # folders are names: not on the page
 
 
-def get_parser():
+def main() -> int:
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/class_board"
     parser.add_argument("folder", type=options.nonempty_path, metavar="DIR", help="with what was handed in")
@@ -176,11 +176,6 @@ def get_parser():
                         help="folder (default: %(default)s)")
     parser.add_argument("--watch", type=options.positive(float, 86_400), metavar="SECONDS",
                         help="look for changes so often, and draw again")
-    return parser
-
-
-def main() -> int:
-    parser = get_parser()
     args = parser.parse_args()
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is no folder")

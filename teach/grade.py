@@ -99,7 +99,7 @@ def grade(folder: Path, found: dict[str, list[Path]], lessons: list[str] | None)
     return answers, refused
 
 
-def get_parser():
+def main() -> int:
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/grade"
     parser.add_argument("folder", type=nonempty_path, metavar="FOLDER", help="with what was handed in")
@@ -110,11 +110,6 @@ def get_parser():
                         help="who should have handed in: a name per line, as folders or notebooks are called")
     parser.add_argument("--out", type=nonempty_path, default=Path("build/grades"), metavar="DIR",
                         help="default: %(default)s")
-    return parser
-
-
-def main() -> int:
-    parser = get_parser()
     args = parser.parse_args()
     with rank_program.stoppable(parser):
         if not args.folder.is_dir():

@@ -39,12 +39,12 @@ def chromium():
 @pytest.fixture
 def open_page(chromium):
     """open_page(url, own, **settings of the context): a page. Its errors and warnings, and its requests to any other
-    address than those that begin with `own`, stand in page.complaints."""
-    contexts = []
+    address than those that begin with `own`, stand in page.complaints: there must be none at the end."""
+    pages = []
 
     def opened(url, own, **settings):
-        contexts.append(chromium.new_context(**settings))
-        page = contexts[-1].new_page()
+        page = chromium.new_context(**settings).new_page()
+        pages.append(page)
         page.complaints = []
         page.on("console", lambda message: page.complaints.append(message.text)
                 if message.type in ("error", "warning") else None)
@@ -55,5 +55,6 @@ def open_page(chromium):
         return page
 
     yield opened
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.context.close()
+    assert [page.complaints for page in pages if page.complaints] == []

@@ -1,5 +1,4 @@
-"""scripts/lab as a reader meets it: a real server, a real browser, a notebook run from top to bottom; and as a
-contributor does."""
+"""scripts/lab as a reader meets it: a real server, a real browser, a notebook run from top to bottom."""
 
 import contextlib
 import re
@@ -18,16 +17,8 @@ from course import rendezvous
 from tests import runner
 
 pytestmark = pytest.mark.browser
-NOTEBOOK, TWIN = "notebooks/00_start_here.ipynb", "notebooks/text/00_start_here.py"
-OWN = "my-notebooks/00_start_here.ipynb"
+NAME = "00_start_here.ipynb"
 QUICKER = {"images = 6144 ": "images = 768 ", "epochs = 6 ": "epochs = 2 "}
-
-
-def quicker(text):
-    for old, new in QUICKER.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
 
 
 def code_cells(notebook):
@@ -39,23 +30,26 @@ def course(tmp_path_factory):
     """(folder, environment) of a clone: JupyterLab saves what it runs, and the committed notebooks must stay."""
     folder = tmp_path_factory.mktemp("course")
     environment = runner.clone(folder)
-    (folder / NOTEBOOK).write_text(quicker((folder / NOTEBOOK).read_text(encoding="utf-8")), encoding="utf-8")
-    (folder / TWIN).write_text(quicker((folder / TWIN).read_text(encoding="utf-8")), encoding="utf-8")
+    text = (folder / "notebooks" / NAME).read_text(encoding="utf-8")
+    for old, new in QUICKER.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / "notebooks" / NAME).write_text(text, encoding="utf-8")
     # The settings of whoever runs the tests play no part.
     return folder, environment | {"JUPYTER_CONFIG_DIR": str(folder / "no-config")}
 
 
-@contextlib.contextmanager
-def served(course, printed, *options):
+@pytest.fixture(scope="module")
+def lab(course, tmp_path_factory):
     """URL of a running `scripts/lab --no-browser`, as it prints it: with the token."""
-    folder, environment = course
+    (folder, environment), printed = course, tmp_path_factory.mktemp("lab") / "printed.txt"
 
     def address():
         assert server.poll() is None, printed.read_text()
         return re.search(r"http://127\.0\.0\.1:\d+/\S+", printed.read_text())
 
     with printed.open("w") as file:
-        server = subprocess.Popen(["scripts/lab", "--no-browser", "--port", str(rendezvous.free_port()), *options],
+        server = subprocess.Popen(["scripts/lab", "--no-browser", "--port", str(rendezvous.free_port())],
                                   cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         # The URL is printed a moment before the server listens.
@@ -63,12 +57,6 @@ def served(course, printed, *options):
         yield address()[0]
     finally:
         runner.end(server, signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def lab(course, tmp_path_factory):
-    with served(course, tmp_path_factory.mktemp("lab") / "printed.txt") as url:
-        yield url
 
 
 def status_of(url):
@@ -94,24 +82,6 @@ def test_only_this_machine_and_only_with_the_token(lab):
         other.connect(("127.0.0.2", int(origin.rpartition(":")[2])))
 
 
-def opened(chromium, url):
-    """(page, panel of the notebook), drawn and idle."""
-    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
-    page.set_default_timeout(60_000)
-    page.goto(url)
-    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
-    panel.locator(".jp-CodeCell").first.wait_for()
-    page.get_by_text("| Idle").first.wait_for()
-    expect(page.locator(".jp-Notification-Toast, .Toastify__toast")).to_have_count(0)  # nothing asks for attention
-    return page, panel
-
-
-def save(page):
-    page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
-    expect(page.locator(".lm-TabBar-tab.lm-mod-current.jp-mod-dirty")).to_have_count(0, timeout=60_000)
-    page.close()
-
-
 def tracked(folder):
     return {path: path.read_bytes() for path in folder.glob("notebooks/**/*") if path.is_file()}
 
@@ -119,10 +89,16 @@ def tracked(folder):
 @pytest.mark.weekly
 @pytest.mark.timeout(600)
 def test_the_first_notebook_runs_in_the_browser_as_the_learner_s_own(course, lab, chromium):
-    folder, environment = course
-    before = tracked(folder)
-    assert not any(cell.outputs for cell in code_cells(nbformat.read(folder / OWN, as_version=4)))
-    page, panel = opened(chromium, lab)
+    folder, _ = course
+    own, before = folder / "my-notebooks" / NAME, tracked(folder)
+    assert not any(cell.outputs for cell in code_cells(nbformat.read(own, as_version=4)))
+    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(lab)
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    panel.locator(".jp-CodeCell").first.wait_for()
+    page.get_by_text("| Idle").first.wait_for()
+    expect(page.locator(".jp-Notification-Toast, .Toastify__toast")).to_have_count(0)  # nothing asks for attention
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     panel.locator(".jp-OutputArea-output").first.wait_for()
@@ -130,8 +106,10 @@ def test_the_first_notebook_runs_in_the_browser_as_the_learner_s_own(course, lab
     while page.get_by_text("| Busy").count() or panel.locator(".jp-InputPrompt", has_text="[*]").count():
         assert time.monotonic() < deadline, "the notebook did not end"
         page.wait_for_timeout(500)
-    save(page)
-    cells = code_cells(nbformat.read(folder / OWN, as_version=4))
+    page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
+    expect(page.locator(".lm-TabBar-tab.lm-mod-current.jp-mod-dirty")).to_have_count(0, timeout=60_000)
+    page.close()
+    cells = code_cells(nbformat.read(own, as_version=4))
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert all(cell.execution_count for cell in cells) and any(cell.outputs for cell in cells)
     assert tracked(folder) == before and not (folder / "my-notebooks" / "text").exists()

@@ -42,16 +42,6 @@ def job(tmp_path_factory):
     return folder, env
 
 
-def on_both(job, code):
-    folder, env = job
-    with Cluster(2) as hosts:
-        nodes = [hosts.start(node, ["bash", "-c", code], cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT) for node in range(2)]
-        printed = [node.communicate(timeout=runner.LIMIT)[0] for node in nodes]
-        assert [node.returncode for node in nodes] == [0, 0], printed
-    return printed
-
-
 def test_each_block_of_the_page_has_a_test():
     assert [where for where, _ in BLOCKS if where not in ("", "on both nodes")] == [
         "in job.sbatch", "in the course's environment", "in the course's environment"]
@@ -74,9 +64,14 @@ def test_on_one_machine(code, job):
 @pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 @pytest.mark.parametrize("code", ON_BOTH, ids=["train", "preflight", "film"])
 def test_on_two_hosts(code, job):
-    printed = on_both(job, code)
+    folder, env = job
+    with Cluster(2) as hosts:
+        nodes = [hosts.start(node, ["bash", "-c", code], cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT) for node in range(2)]
+        printed = [node.communicate(timeout=runner.LIMIT)[0] for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0], printed
     if "film" in code:
-        film = json.loads(re.search(r"^const film = (.+);$", (job[0] / "run.html").read_text(), re.M)[1])
+        film = json.loads(re.search(r"^const film = (.+);$", (folder / "run.html").read_text(), re.M)[1])
         assert {rank["host"].split()[0] for rank in film["ranks"]} == {"node0", "node1"}
         assert film["parted"] == film["missing"] == []
     elif "preflight" not in code:

@@ -86,11 +86,11 @@ def folder(tmp_path_factory, cifar10):
     root = tmp_path_factory.mktemp("images")
     for split, part, count in (("train", cifar10[0], 32), ("val", cifar10[1], 9)):
         for label in range(3):
-            (root / split / data.DATASETS["cifar10"].classes[label]).mkdir(parents=True)
+            place = root / split / data.DATASETS["cifar10"].classes[label]
+            place.mkdir(parents=True)
             for number in (part.labels == label).nonzero()[:count, 0].tolist():
                 pixels = part.images[number].permute(1, 2, 0).numpy()
-                Image.fromarray(pixels).save(
-                    root / split / data.DATASETS["cifar10"].classes[label] / f"{number}.png")
+                Image.fromarray(pixels).save(place / f"{number}.png")
     return root
 
 

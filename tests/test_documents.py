@@ -1,15 +1,13 @@
 """The documents name files that exist, and the README's table has every lesson with its minutes."""
 
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 
 from course import runs
-from course.lesson import notebooks
+from course.lesson import ROOT, notebooks
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "TROUBLESHOOTING.md")),
              *ROOT.glob("site/pages/*.md"), ROOT / "teach/README.md", *ROOT.glob("lessons/*/teach.md")]
 FOLDERS = "scripts|tests|teach|course|doctor|lessons|notebooks|site|results/recorded"

@@ -5,12 +5,12 @@ import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import yaml
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent.parent
+from course.lesson import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIRED = [*PROJECT["dependencies"], *(line for name, lines in PROJECT["optional-dependencies"].items()
                                         for line in lines)]

@@ -67,8 +67,8 @@ def next_line(process, seconds=runner.LIMIT):
     return process.stdout.readline() if select.select([process.stdout], [], [], seconds)[0] else ""
 
 
-def serve(cluster, node):
-    server = python(cluster, node, SERVER)
+def serve(cluster, node, code=SERVER):
+    server = python(cluster, node, code)
     assert next_line(server) == "listening\n"
     return server
 
@@ -177,10 +177,8 @@ with server.accept()[0] as peer:
 
 def crossing(hosts):
     """Seconds until 600,000 bytes of node1 have come to node0, and node1 knows."""
-    server = hosts.start(0, [sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
-    assert server.stdout.readline() == "listening\n"
-    client = hosts.start(1, [sys.executable, "-c", BULK, "node0"], stdout=subprocess.PIPE, text=True)
-    return float(client.communicate(timeout=60)[0])
+    serve(hosts, 0, SINK)
+    return float(output(python(hosts, 1, BULK, "node0")))
 
 
 @needs_hosts

@@ -44,22 +44,17 @@ def environment(course, **changes):
 
 def make_course(folder):
     """The least that scripts/run needs, with data that look prepared."""
-    for name in ["CITATION.cff", "CHANGELOG.md", *(f"scripts/{name}" for name in (
-            "setup", "run", "run_notebooks.py", "notebook_runs.py", "site")),
-                 "lessons/start/train.py", "lessons/start/train_gpt.py"]:
-        copy(folder, name)
-    for path in (path for room in ("course", "trainer") for path in ROOT.glob(f"{room}/*.py")):
-        copy(folder, str(path.relative_to(ROOT)))
-    for empty in ("data/cifar10.pt", "data/mnist.pt", "notebooks/text/none", "pyproject.toml"):
-        (folder / empty).parent.mkdir(parents=True, exist_ok=True)
+    rooms = (path.relative_to(ROOT) for room in ("course", "trainer") for path in ROOT.glob(f"{room}/*.py"))
+    for name in ["CITATION.cff", "CHANGELOG.md", "scripts/setup", "scripts/run", "scripts/run_notebooks.py",
+                 "scripts/notebook_runs.py", "scripts/site", "lessons/start/train.py", "lessons/start/train_gpt.py",
+                 *rooms]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    for place in ("data", "notebooks/text"):
+        (folder / place).mkdir(parents=True)
+    for empty in ("data/cifar10.pt", "data/mnist.pt", "pyproject.toml"):
         (folder / empty).touch()
-    (folder / "notebooks/text/none").unlink()
     return folder
-
-
-def copy(folder, name):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(ROOT / name, folder / name)
 
 
 def add_notebook(folder, name, /, *cells, **metadata):

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from course.lesson import ROOT
+
 # Stands for python3: real for everything but venv and pip, which it notes in `calls`.
 PYTHON_STUB = f"""#!/usr/bin/env bash
 case "$1 $2 $3" in

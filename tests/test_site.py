@@ -53,9 +53,8 @@ def documents(site):
 
 @pytest.fixture
 def opened(site, open_page):
-    """opened(name, size=DESK, scheme="light") shows a page of the site: see open_page in tests/conftest.py."""
-    return lambda name, size=DESK, scheme="light": open_page(f"{site.as_uri()}/{name}", site.as_uri(), viewport=size,
-                                                             color_scheme=scheme)
+    """opened(name, size=DESK) shows a page of the site: see open_page in tests/conftest.py."""
+    return lambda name, size=DESK: open_page(f"{site.as_uri()}/{name}", site.as_uri(), viewport=size)
 
 
 class Document(html.parser.HTMLParser):
@@ -149,7 +148,7 @@ SOME = ["index.html", "notebooks/03_processes_and_ranks.html", "notebooks/12_bre
         "main.py.html", "TROUBLESHOOTING.html"]
 
 
-def test_pages_ask_nobody_and_hinder_nobody(documents, site, opened):
+def test_pages_ask_nobody_and_hinder_nobody(site, opened):
     """From a phone to a desk, light and dark, all unfolded: no error, nobody scrolls sideways, and axe finds nothing
     serious, on a page of each form. A first visit loads at most 1 MB."""
     page, wrong, loaded = opened("index.html", PHONE), {}, set()

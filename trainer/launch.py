@@ -46,7 +46,7 @@ class Placement:
     launcher: str  # python, torchrun, srun or mpirun
     device: torch.device
     backend: str  # gloo or nccl
-    meet_at: str = "env://"  # where the ranks find each other, unless --dist-url says it
+    meet_at: str  # where the ranks find each other, unless --dist-url says it
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size} on {socket.gethostname()}: {self.device}" + (

@@ -232,9 +232,9 @@ class Parser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
-    def parse_options(self, words: list[str] | None = None) -> Options:
-        """The Options of a command line, by default the program's own."""
-        return self.parse_args(words, namespace=Options())
+    def parse_options(self) -> Options:
+        """The Options of the program's own command line."""
+        return self.parse_args(namespace=Options())
 
 
 def get_parser(description: str | None = None) -> Parser:
