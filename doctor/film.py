@@ -430,10 +430,8 @@ def joined(parts: list[list[dict]]) -> dict:
                 film["cut"] = min(event["t"], film["cut"] or event["t"])
             elif event["k"] == "done":
                 ends.setdefault(event["id"], event["t"])
-            elif event["k"] == "span":
-                film["spans"].append({"rank": rank, **{key: event[key] for key in event if key != "k"}})
-            elif event["k"] == "step":
-                film["steps"].append({"rank": rank, **{key: event[key] for key in event if key != "k"}})
+            elif event["k"] in ("span", "step"):
+                film[f"{event['k']}s"].append({"rank": rank, **{key: event[key] for key in event if key != "k"}})
         for event in (each for each in events if each["k"] == "call"):
             key = key_of(rank, event)
             orders[key] = orders.get(key, -1) + 1
@@ -604,12 +602,11 @@ def page(film: dict) -> str:
 
 def script(args) -> int:
     """Run the script as it is, and record it. Returns its exit status. Without a script: put together what is there."""
-    path = args.film.resolve()  # the script may go to another folder
     if args.script is None:
-        publish(path)
+        publish(args.film)
         return 0
     try:
-        film = record(path, args.steps or range(2**31))
+        film = record(args.film, args.steps or range(2**31))
     except RuntimeError as error:
         print(f"doctor: error: {error}", file=sys.stderr)
         return 2
