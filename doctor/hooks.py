@@ -600,7 +600,7 @@ class Hooks:
         frozen = [name for name in known.trained if name in parameters and not parameters[name].requires_grad]
         # A whole model is frozen on purpose, as in a GAN; so is a part of it where DDP looks for what is unused.
         if 0 < len(frozen) < len(known.trained) and not known.expects_unused:
-            self.log.once("frozen", names=frozen[:20], where=where())
+            self.log.once("frozen", names=frozen[:20])
         got = {name for name, parameter in parameters.items() if parameter.grad is not None}
         without = [name for name, parameter in parameters.items() if parameter.requires_grad and name not in got]
         if without and got and not known.expects_unused:
@@ -660,7 +660,7 @@ class Hooks:
     @looks
     def backward_begins(self, line: str) -> None:
         if self.raw:
-            self.log.once("raw", where=self.raw, step=self.log.steps)
+            self.log.once("raw", where=self.raw)
         self.log.backwards += 1
         if self.mode_was:  # else it was an evaluation
             self.log.note("mode", **self.mode_was)
@@ -749,12 +749,9 @@ class Hooks:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = 0
-            numbers = set(map(self.number_of, held))
-            self.held |= numbers
-            self.log.note("optimizer", where=where(), number=self.number_of(optimizer),
-                          rates=[group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)],
-                          idle=all(parameter.grad is None for parameter in held),
-                          together=any(numbers & set(model.trained.values()) for model in self.all_wrapped))
+            self.held.update(map(self.number_of, held))
+            self.log.note("optimizer", where=where(), idle=all(parameter.grad is None for parameter in held),
+                          rates=[group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)])
         settings = [(name, value) for group in optimizer.param_groups for name, value in group.items()
                     if isinstance(value, int | float | tuple)]
         count, line = self.optimizers[optimizer], where()
@@ -764,7 +761,7 @@ class Hooks:
                           values=[f"{name}={value}" for name, value in settings], where=line)
         self.log.sync("an update", line)
         if self.models and not self.synchronises:
-            self.log.once("unsynchronised", where=line, step=self.log.steps)
+            self.log.once("unsynchronised", where=line)
         if self.summed:
             self.undivided([part.grad for part in held])
         if looked_at(count):
@@ -774,7 +771,7 @@ class Hooks:
         for model in self.models:
             self.names(model)
         for name, factor in self.factors.items():
-            self.log.note("factor", where=name, value=factor, update=self.log.steps)
+            self.log.note("factor", where=name, value=factor)
         self.factors = {}
 
     def step_made(self, optimizer: Optimizer, _: Any, __: Any) -> None:
@@ -911,7 +908,7 @@ class Hooks:
                     {name: value for name, value in getattr(whole(loader.dataset), "__dict__", {}).items()
                      if isinstance(value, int | float | str)}),
                 "of": None, "order": None, "indices": None, "classes": None, "batch": loader.batch_size,
-                "set": self.number_of(whole(loader.dataset)), "forwards": self.log.forwards,
+                "set": self.number_of(whole(loader.dataset)),
                 "unseen": not drawn and not watched.stream and watched.images > 0,
                 "shuffles": isinstance(sampler, RandomSampler) or bool(
                     getattr(sampler, "shuffle", hasattr(sampler or loader.batch_sampler, "set_epoch")))}
