@@ -69,11 +69,6 @@ def looks(method: Callable) -> Callable:
 # ---------------------------------------------------------------------------------------------------- what is looked at
 
 
-def released(tensor: Tensor) -> bool:
-    """Has its memory been given back, as fully sharded weights' between two uses? To read it would end the process."""
-    return not tensor.untyped_storage().nbytes()
-
-
 def digest(tensors: Iterable[Tensor]) -> list[float] | None:
     """[sum, norm] of all numbers: equal on ranks that hold the same. None where a tensor is sparse, is a part of a
     larger one, or has no values yet, and while a CUDA graph is captured."""
@@ -86,7 +81,8 @@ def digest(tensors: Iterable[Tensor]) -> list[float] | None:
     tensors = [tensor.detach() for tensor in tensors if not tensor.is_complex() and tensor.numel()]
     if not tensors:
         return [0.0, 0.0]
-    if any(map(released, tensors)):
+    # The memory of fully sharded weights is given back between two uses: to read it then would end the process.
+    if not all(tensor.untyped_storage().nbytes() for tensor in tensors):
         return None
     exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
     sums = torch.stack([tensor.sum(dtype=exact).cpu() for tensor in tensors]).tolist()
@@ -205,7 +201,7 @@ class Hooks:
     """Puts the hooks into this process. After `steps` updates of the weights the script is ended by Enough. `met` is
     called when a process group was made."""
 
-    def __init__(self, log: Log, steps: int | None = None, met: Callable[[], None] = lambda: None):
+    def __init__(self, log: Log, steps: int | None, met: Callable[[], None]):
         self.log, self.steps, self.met, self.pid = log, steps, met, os.getpid()
         self.models: WeakKeyDictionary = WeakKeyDictionary()  # {DDP: its Wrapped}
         self.all_wrapped: list[Wrapped] = []  # the Wrapped of models that have gone, too
@@ -245,7 +241,7 @@ class Hooks:
         self.mode_was: dict | None = None  # of the last forward with gradients
         self.fresh = True  # something else than training has happened since the last forward in training
         self.evaluated = self.told_at = ""  # the lines of the last eval() and set_epoch()
-        self.schedules: WeakKeyDictionary = WeakKeyDictionary()  # {scheduler: [its line, steps, of what, figure]}
+        self.schedules: WeakKeyDictionary = WeakKeyDictionary()  # {scheduler: what is known of its steps}
         self.factors: dict[str, float] = {}  # {line of a loss: the sum of the gradients that reached it}
         self.install()
 
@@ -265,7 +261,7 @@ class Hooks:
                 (schedule, "__init__", self.scheduled), (lr_scheduler.ReduceLROnPlateau, "__init__", self.scheduled),
                 (nn.utils, "clip_grad_norm_", self.clipping), (scaler, "scale", self.scaling),
                 (scaler, "unscale_", self.unscaling), (scaler, "update", self.unscaling),
-                (scaler, "step", self.by_scaler), (nn.Module, "eval", self.evaluating), (torch, "save", self.saving),
+                (scaler, "step", self.settled), (nn.Module, "eval", self.evaluating), (torch, "save", self.saving),
                 (DistributedSampler, "set_epoch", self.told),
                 *((kind, "step", self.rescheduled) for kind in vars(lr_scheduler).values()
                   if isinstance(kind, type) and issubclass(kind, schedule) and "step" in vars(kind))]:
@@ -723,11 +719,8 @@ class Hooks:
         self.scaled = 1
 
     @looks
-    def by_scaler(self, *_: Any, **__: Any) -> None:
-        """A GradScaler may leave the update out: it is one for the schedule."""
-        self.settled()
-
-    def settled(self) -> None:
+    def settled(self, *_: Any, **__: Any) -> None:
+        """An update, for the schedules. A GradScaler may leave it out: it counts all the same."""
         for known in self.schedules.values():
             known["since"] = 0
 
@@ -986,7 +979,7 @@ class Hooks:
 
     @looks
     def ending(self) -> None:
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             self.log.note("not_destroyed")
         every = range(os.cpu_count() or 1)
         cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)
