@@ -320,11 +320,10 @@ class Hooks:
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self.ours():
+            if torch.compiler.is_compiling() or not self.ours() or sys._getframe(1).f_code.co_filename.startswith(
+                    TORCH):  # within another collective, Join, ...
                 return function(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
-            if sys._getframe(1).f_code.co_filename.startswith(TORCH):  # within another collective, Join, ...
-                return function(*args, **kwargs)
             if dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
                 self.in_pairs()
                 return function(*args, **kwargs)
