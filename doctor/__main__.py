@@ -20,7 +20,6 @@ input. torchrun makes 1 of each that is not 0.
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,14 +48,14 @@ def arguments() -> argparse.Namespace:
                         "longer, and names the line at which ranks went different ways, however late")
     parser.add_argument("--scale", action="store_true", help="run it on 2 and on 3 ranks, without torchrun: does "
                         "the scale of its gradients depend on their number?")
-    parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
+    parser.add_argument("--timeout", type=number, default=60, metavar="S",
                         help="call it a hang when no rank has moved for S seconds; with --preflight, wait so "
                         "long for all ranks to start; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
                         help="run a few ranks of such a job on this CPU, without torchrun; --steps is then the batches "
                         "of a pass over a DataLoader (default: 3), --timeout the seconds of a rank")
-    parser.add_argument("--alpha", type=positive(float), metavar="S", help="latency of the pretended job's network")
-    parser.add_argument("--beta", type=positive(float), metavar="S", help="seconds a byte takes on a node's link: "
+    parser.add_argument("--alpha", type=number, metavar="S", help="latency of the pretended job's network")
+    parser.add_argument("--beta", type=number, metavar="S", help="seconds a byte takes on a node's link: "
                         "1 / bandwidth; with --alpha, estimate the seconds of a step's messages")
     parser.add_argument("--preflight", action="store_true", help="no script: test these ranks and their connections, "
                         "a minute at most. Status 1 if one of them is in trouble")
@@ -121,12 +120,10 @@ def steps(text: str) -> range:
     return chosen
 
 
-def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        if not kind(text) > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-        return kind(text)
-    return number
+def number(text: str) -> float:
+    if not (value := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
 
 
 def job(text: str) -> tuple[int, int]:

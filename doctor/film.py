@@ -140,7 +140,7 @@ class Film:
                 self.step_ends()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, when a rank has failed: what follows is short
         self.write(k="end", how=how, t=now())
-        if all(state(part_of(self.path, rank)) != "alive" for rank in range(self.world_size)):
+        if not any(alive(part_of(self.path, rank)) for rank in range(self.world_size)):
             publish(self.path)  # this rank is the last
 
     # ----------------------------------------------------------------------------------------------------- messages
@@ -352,28 +352,26 @@ def record(path: Path, steps: range) -> Film:
 # --------------------------------------------------------------------------------------------------- putting together
 
 
-def state(part: Path) -> str:
-    """Of the rank that writes this part: "ended", "alive", or "dead" where its process has gone, or never was."""
+def alive(part: Path) -> bool:
+    """Does the rank that writes this part still run?"""
     if not part.exists():
-        return "dead"
+        return False
     with part.open("rb") as file:
         head = json.loads(file.readline())
         file.seek(max(0, part.stat().st_size - 2000))
         if any(b'"k": "end"' in line for line in file.read().splitlines()[-1:]):
-            return "ended"
+            return False
     if head["host"] != host():
-        return "alive"  # on another machine: nobody knows
+        return True  # on another machine: nobody knows
     try:
         os.kill(head["pid"], 0)
     except ProcessLookupError:
-        return "dead"
-    status = Path(f"/proc/{head['pid']}/stat")
+        return False
     try:
-        fields = status.read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{head['pid']}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # it has gone in this moment; or a system without /proc
-        return "dead" if Path("/proc/self/stat").exists() else "alive"
-    exits = fields[0] == "Z" or int(fields[6]) & 4  # PF_EXITING: its connections close before it is a zombie
-    return "dead" if exits else "alive"
+        return not Path("/proc/self/stat").exists()
+    return fields[0] != "Z" and not int(fields[6]) & 4  # PF_EXITING: its connections close before it is a zombie
 
 
 def read(part: Path) -> list[dict]:
@@ -399,7 +397,7 @@ def publish(path: Path) -> None:
         whole = path.with_name(f"{path.name}.part")
         whole.write_text(page(film) if path.suffix == ".html" else json.dumps(trace(film), allow_nan=False))
         whole.replace(path)
-        if all(state(part) != "alive" for part in parts):
+        if not any(map(alive, parts)):
             for part in parts:
                 part.unlink()
     finally:
@@ -430,10 +428,8 @@ def joined(parts: list[list[dict]]) -> dict:
                 film["cut"] = min(event["t"], film["cut"] or event["t"])
             elif event["k"] == "done":
                 ends.setdefault(event["id"], event["t"])
-            elif event["k"] == "span":
-                film["spans"].append({"rank": rank, **{key: event[key] for key in event if key != "k"}})
-            elif event["k"] == "step":
-                film["steps"].append({"rank": rank, **{key: event[key] for key in event if key != "k"}})
+            elif event["k"] in ("span", "step"):
+                film[f"{event['k']}s"].append({"rank": rank, **{key: event[key] for key in event if key != "k"}})
         for event in (each for each in events if each["k"] == "call"):
             key = key_of(rank, event)
             orders[key] = orders.get(key, -1) + 1
@@ -604,12 +600,11 @@ def page(film: dict) -> str:
 
 def script(args) -> int:
     """Run the script as it is, and record it. Returns its exit status. Without a script: put together what is there."""
-    path = args.film.resolve()  # the script may go to another folder
     if args.script is None:
-        publish(path)
+        publish(args.film)
         return 0
     try:
-        film = record(path, args.steps or range(2**31))
+        film = record(args.film, args.steps or range(2**31))
     except RuntimeError as error:
         print(f"doctor: error: {error}", file=sys.stderr)
         return 2

@@ -69,11 +69,6 @@ def looks(method: Callable) -> Callable:
 # ---------------------------------------------------------------------------------------------------- what is looked at
 
 
-def released(tensor: Tensor) -> bool:
-    """Has its memory been given back, as fully sharded weights' between two uses? To read it would end the process."""
-    return not tensor.untyped_storage().nbytes()
-
-
 def digest(tensors: Iterable[Tensor]) -> list[float] | None:
     """[sum, norm] of all numbers: equal on ranks that hold the same. None where a tensor is sparse, is a part of a
     larger one, or has no values yet, and while a CUDA graph is captured."""
@@ -86,7 +81,8 @@ def digest(tensors: Iterable[Tensor]) -> list[float] | None:
     tensors = [tensor.detach() for tensor in tensors if not tensor.is_complex() and tensor.numel()]
     if not tensors:
         return [0.0, 0.0]
-    if any(map(released, tensors)):
+    # The memory of fully sharded weights is given back between two uses: to read it then would end the process.
+    if not all(tensor.untyped_storage().nbytes() for tensor in tensors):
         return None
     exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
     sums = torch.stack([tensor.sum(dtype=exact).cpu() for tensor in tensors]).tolist()
@@ -205,7 +201,7 @@ class Hooks:
     """Puts the hooks into this process. After `steps` updates of the weights the script is ended by Enough. `met` is
     called when a process group was made."""
 
-    def __init__(self, log: Log, steps: int | None = None, met: Callable[[], None] = lambda: None):
+    def __init__(self, log: Log, steps: int | None, met: Callable[[], None]):
         self.log, self.steps, self.met, self.pid = log, steps, met, os.getpid()
         self.models: WeakKeyDictionary = WeakKeyDictionary()  # {DDP: its Wrapped}
         self.all_wrapped: list[Wrapped] = []  # the Wrapped of models that have gone, too
@@ -245,7 +241,7 @@ class Hooks:
         self.mode_was: dict | None = None  # of the last forward with gradients
         self.fresh = True  # something else than training has happened since the last forward in training
         self.evaluated = self.told_at = ""  # the lines of the last eval() and set_epoch()
-        self.schedules: WeakKeyDictionary = WeakKeyDictionary()  # {scheduler: [its line, steps, of what, figure]}
+        self.schedules: WeakKeyDictionary = WeakKeyDictionary()  # {scheduler: what is known of its steps}
         self.factors: dict[str, float] = {}  # {line of a loss: the sum of the gradients that reached it}
         self.install()
 
@@ -265,7 +261,7 @@ class Hooks:
                 (schedule, "__init__", self.scheduled), (lr_scheduler.ReduceLROnPlateau, "__init__", self.scheduled),
                 (nn.utils, "clip_grad_norm_", self.clipping), (scaler, "scale", self.scaling),
                 (scaler, "unscale_", self.unscaling), (scaler, "update", self.unscaling),
-                (scaler, "step", self.by_scaler), (nn.Module, "eval", self.evaluating), (torch, "save", self.saving),
+                (scaler, "step", self.settled), (nn.Module, "eval", self.evaluating), (torch, "save", self.saving),
                 (DistributedSampler, "set_epoch", self.told),
                 *((kind, "step", self.rescheduled) for kind in vars(lr_scheduler).values()
                   if isinstance(kind, type) and issubclass(kind, schedule) and "step" in vars(kind))]:
@@ -324,11 +320,10 @@ class Hooks:
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self.ours():
+            if torch.compiler.is_compiling() or not self.ours() or sys._getframe(1).f_code.co_filename.startswith(
+                    TORCH):  # within another collective, Join, ...
                 return function(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
-            if sys._getframe(1).f_code.co_filename.startswith(TORCH):  # within another collective, Join, ...
-                return function(*args, **kwargs)
             if dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
                 self.in_pairs()
                 return function(*args, **kwargs)
@@ -600,7 +595,7 @@ class Hooks:
         frozen = [name for name in known.trained if name in parameters and not parameters[name].requires_grad]
         # A whole model is frozen on purpose, as in a GAN; so is a part of it where DDP looks for what is unused.
         if 0 < len(frozen) < len(known.trained) and not known.expects_unused:
-            self.log.once("frozen", names=frozen[:20], where=where())
+            self.log.once("frozen", names=frozen[:20])
         got = {name for name, parameter in parameters.items() if parameter.grad is not None}
         without = [name for name, parameter in parameters.items() if parameter.requires_grad and name not in got]
         if without and got and not known.expects_unused:
@@ -660,7 +655,7 @@ class Hooks:
     @looks
     def backward_begins(self, line: str) -> None:
         if self.raw:
-            self.log.once("raw", where=self.raw, step=self.log.steps)
+            self.log.once("raw", where=self.raw)
         self.log.backwards += 1
         if self.mode_was:  # else it was an evaluation
             self.log.note("mode", **self.mode_was)
@@ -723,11 +718,8 @@ class Hooks:
         self.scaled = 1
 
     @looks
-    def by_scaler(self, *_: Any, **__: Any) -> None:
-        """A GradScaler may leave the update out: it is one for the schedule."""
-        self.settled()
-
-    def settled(self) -> None:
+    def settled(self, *_: Any, **__: Any) -> None:
+        """An update, for the schedules. A GradScaler may leave it out: it counts all the same."""
         for known in self.schedules.values():
             known["since"] = 0
 
@@ -749,12 +741,9 @@ class Hooks:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = 0
-            numbers = set(map(self.number_of, held))
-            self.held |= numbers
-            self.log.note("optimizer", where=where(), number=self.number_of(optimizer),
-                          rates=[group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)],
-                          idle=all(parameter.grad is None for parameter in held),
-                          together=any(numbers & set(model.trained.values()) for model in self.all_wrapped))
+            self.held.update(map(self.number_of, held))
+            self.log.note("optimizer", where=where(), idle=all(parameter.grad is None for parameter in held),
+                          rates=[group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)])
         settings = [(name, value) for group in optimizer.param_groups for name, value in group.items()
                     if isinstance(value, int | float | tuple)]
         count, line = self.optimizers[optimizer], where()
@@ -764,7 +753,7 @@ class Hooks:
                           values=[f"{name}={value}" for name, value in settings], where=line)
         self.log.sync("an update", line)
         if self.models and not self.synchronises:
-            self.log.once("unsynchronised", where=line, step=self.log.steps)
+            self.log.once("unsynchronised", where=line)
         if self.summed:
             self.undivided([part.grad for part in held])
         if looked_at(count):
@@ -774,7 +763,7 @@ class Hooks:
         for model in self.models:
             self.names(model)
         for name, factor in self.factors.items():
-            self.log.note("factor", where=name, value=factor, update=self.log.steps)
+            self.log.note("factor", where=name, value=factor)
         self.factors = {}
 
     def step_made(self, optimizer: Optimizer, _: Any, __: Any) -> None:
@@ -911,7 +900,7 @@ class Hooks:
                     {name: value for name, value in getattr(whole(loader.dataset), "__dict__", {}).items()
                      if isinstance(value, int | float | str)}),
                 "of": None, "order": None, "indices": None, "classes": None, "batch": loader.batch_size,
-                "set": self.number_of(whole(loader.dataset)), "forwards": self.log.forwards,
+                "set": self.number_of(whole(loader.dataset)),
                 "unseen": not drawn and not watched.stream and watched.images > 0,
                 "shuffles": isinstance(sampler, RandomSampler) or bool(
                     getattr(sampler, "shuffle", hasattr(sampler or loader.batch_sampler, "set_epoch")))}
@@ -989,7 +978,7 @@ class Hooks:
 
     @looks
     def ending(self) -> None:
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             self.log.note("not_destroyed")
         every = range(os.cpu_count() or 1)
         cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)

@@ -330,7 +330,6 @@ def sizes_differ(records: list[Record]) -> Iterator[Finding]:
             return
 
 
-
 # ------------------------------------------------------------------------------------------ 2: different where it must
 
 
@@ -853,8 +852,6 @@ def decided_together(records: list[Record]) -> Iterator[Finding]:
     yield say("parted", where, more=more, parted=parted, each=each)
 
 
-
-
 def place(item: tuple) -> str:
     return f"`{item[1]}` at {item[2]}" if item[0] == "sync" else f"{item[1][0]}:{item[2]}"
 
@@ -1035,5 +1032,3 @@ def broken(records: list[Record], world_size: int) -> Iterator[Finding]:
         if (finding.name, finding.where) not in seen and finding.name not in follows:
             seen.add((finding.name, finding.where))
             yield finding
-
-

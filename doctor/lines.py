@@ -44,7 +44,7 @@ class Lines:
     def enough(self) -> None:
         self.limit = max(FREE, SHARE * (time.monotonic() - self.log.began))
         if self.spent > self.limit:
-            self.log.note("untraced", step=self.log.steps)
+            self.log.note("untraced")
             self.end()
 
     def trace(self, under_way: list[FrameType]) -> Callable[[], None]:

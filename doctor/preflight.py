@@ -503,8 +503,7 @@ def test(ranks: Ranks, known: dict[str, Any]) -> None:
     known["meeting"] = time.monotonic() - begin
     compute()
     known["all_reduces"], known["pairs"] = {}, {}
-    groups: dict[str, Any] = {"over all": []}
-    names = list(dict.fromkeys(hosts))
+    groups, names = ["over all"], list(dict.fromkeys(hosts))
     inside = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
     made: dict[str, Any] = {"over all": dist.group.WORLD}
     if len(names) > 1:
@@ -515,7 +514,7 @@ def test(ranks: Ranks, known: dict[str, Any]) -> None:
                 if ranks.rank in members and len(members) > 1:
                     made[name] = group
             if max(map(len, those)) > 1:
-                groups[name] = those
+                groups.append(name)
     if ranks.size > 1:
         for name in groups:
             known["all_reduces"][name] = all_reduces(ranks, name, made.get(name), (4096, 2**18, 2**20, 2**24), device)

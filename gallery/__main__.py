@@ -37,7 +37,7 @@ class Outcome:
     output: str
 
 
-def run(entry: Entry, form: str, limit: float = LIMIT) -> Outcome:
+def run(entry: Entry, form: str) -> Outcome:
     """Run a form, "broken" or "repaired", as its user would."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
            "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
@@ -45,7 +45,7 @@ def run(entry: Entry, form: str, limit: float = LIMIT) -> Outcome:
            "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
     for _ in range(ATTEMPTS):
         with tempfile.TemporaryDirectory() as folder:
-            outcome = Outcome(*processes.run_and_read(["bash", "-c", entry.command(form)], limit, folder,
+            outcome = Outcome(*processes.run_and_read(["bash", "-c", entry.command(form)], LIMIT, folder,
                                                       env=env | {"TMPDIR": folder}, cwd=ROOT))
         if ABORTED not in outcome.output:
             break
@@ -89,9 +89,9 @@ def paint(text, colour):
     return f"\033[{colour}m{text}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text
 
 
-def indent(lines, width=112):
+def indent(lines):
     for line in lines:
-        filled = textwrap.wrap(line, width, subsequent_indent="    ", break_long_words=False) or [""]
+        filled = textwrap.wrap(line, 112, subsequent_indent="    ", break_long_words=False) or [""]
         print(textwrap.indent("\n".join(filled), "    "))
 
 

@@ -9,8 +9,6 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer import files
-
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
 REPAIRED = Path("results/live/12_repaired")  # where repaired programs are written to be run
@@ -102,8 +100,7 @@ class Entry(Message):
             return self.program
         path = ROOT / REPAIRED / f"{self.name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as part:  # another notebook may run it
-            part.write_text(self.text(form), encoding="utf-8")
+        path.write_text(self.text(form), encoding="utf-8")
         return str(REPAIRED / path.name)
 
     def command(self, form: str) -> str:
@@ -130,8 +127,8 @@ def read_messages() -> list[Message]:
     return sorted(every, key=lambda message: int(re.match(r"\d+", message.number)[0]))
 
 
-def hangs(page: str = "") -> list[dict[str, str]]:
-    """Rows of the table that tells one hang from another; the links lead to headings of `page`."""
+def hangs() -> list[dict[str, str]]:
+    """Rows of the table that tells one hang from another."""
     table = read_table()
     return [{"where the stacks of the ranks stand": row["stands"], "then check": row["check"],
-             "it is": f"[{(entry := table[row['entry']]).heading}]({page}#{entry.anchor})"} for row in TABLE["hang"]]
+             "it is": f"[{(entry := table[row['entry']]).heading}](#{entry.anchor})"} for row in TABLE["hang"]]

@@ -147,10 +147,9 @@ SOUND = {  # unusual, and right: what is changed in the training above
 """),
     "checkpointing": ("(model(x) - y).square()",
                       "(torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) - y).square()"),
-    "a GAN in one wrapper": ("nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))\n",
-        "nn.ModuleDict({'g': nn.Linear(4, 4), 'd': nn.Linear(4, 1)})\n"
-        "plain.forward = lambda x: plain['d'](plain['g'](x) if plain['g'].weight.requires_grad else x)\n",
-        "DistributedDataParallel(plain)", "DistributedDataParallel(plain, find_unused_parameters=True)", LOOP,
+    "a GAN in one wrapper": (NET, "plain = nn.ModuleDict({'g': nn.Linear(4, 4), 'd': nn.Linear(4, 1)})\n"
+        "plain.forward = lambda x: plain['d'](plain['g'](x) if plain['g'].weight.requires_grad else x)",
+        WRAP, "model = DistributedDataParallel(plain, find_unused_parameters=True)", LOOP,
         """    for number, (x, y) in enumerate(loader):
         plain['g'].requires_grad_(number % 2 == 0)
         plain['d'].requires_grad_(number % 2 == 1)
@@ -183,8 +182,7 @@ SOUND = {  # unusual, and right: what is changed in the training above
         optimizer.step()
         second.zero_grad()
 """),
-    "branches": ("plain = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))\n"
-                 "torch.manual_seed(rank)\nmodel = DistributedDataParallel(plain)\n", """
+    "branches": (NET, """
 class Branches(nn.Module):
     def __init__(self):
         super().__init__()
@@ -194,9 +192,7 @@ class Branches(nn.Module):
         self.calls += 1
         return self.ways[self.calls % 2](x)
 
-plain = Branches()
-model = DistributedDataParallel(plain, find_unused_parameters=True)
-"""),
+plain = Branches()""", WRAP, "model = DistributedDataParallel(plain, find_unused_parameters=True)"),
     "by hand": (WRAP, "model = plain", LOOP, """    for x, y in loader:
         (plain(x) - y).square().mean().backward()
         for one in plain.parameters():
