@@ -38,6 +38,7 @@ def outcomes(request, tmp_path_factory):
 
 
 @pytest.mark.weekly
+@pytest.mark.timeout(1800)  # the first waits for the programs of all
 @each_entry
 def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):
     broken, repaired = outcomes[entry.name]

@@ -66,12 +66,12 @@ def test_options_can_stand_in_a_file(tmp_path):
     assert (args.seed, args.lr, args.model, args.data_path) == (3, 0.25, "resnet", "a folder")
 
 
-@pytest.mark.weekly  # which installs .[watch]
+@pytest.mark.weekly
 def test_tensorboard_reads_what_its_tracker_writes(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator",
+                                 reason="tensorboard is not installed (pip install -e '.[watch]')")
     assert runner.run(2, *SMALL, "--tracker", tmp_path / "events").returncode == 0
-    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    events = reader.EventAccumulator(str(tmp_path / "events")).Reload()
     assert [event.step for event in events.Scalars("val_loss")] == [0, 1]
 
 
