@@ -69,6 +69,12 @@ class RankContext:
         self.store.wait(keys, timedelta(seconds=patience))
         return [json.loads(self.store.get(key)) for key in keys]
 
+    def join(self, name: str = "group", rank: int | None = None, world_size: int | None = None) -> None:
+        """Become the process group of this name: of all ranks, or as `rank` of so many."""
+        dist.init_process_group("gloo", store=dist.PrefixStore(name, self.store),
+                                rank=self.rank if rank is None else rank, world_size=world_size or self.world_size,
+                                timeout=timedelta(seconds=self.timeout))
+
 
 @dataclass
 class Measurement:
@@ -274,8 +280,7 @@ def be_rank(measurement, attempt, rank, ranks, folder):
     if rank == 0:
         Path(folder, "begun").touch()
     if measurement.group:
-        dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=rank, world_size=ranks,
-                                timeout=timedelta(seconds=measurement.wait))
+        context.join()
         shortcuts.defer_compiler()  # after it: joining the group brings in the real one
     measured = context.gather("measured", see(measurement, attempt, context), LIMIT + START)
     if rank == 0:

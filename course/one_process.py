@@ -245,6 +245,17 @@ class Answer:
         return "\n".join(lines)
 
 
+def distances(one: Answer, many: Answer) -> list[float]:
+    """After each update: the norm of the difference of all weights, of the farthest rank, in the norm of those of one
+    process."""
+    def distance(these: Values, those: Values) -> float:
+        flat, other = (torch.cat([each[name].flatten() for name in those]) for each in (these, those))
+        return ((flat - other).norm() / other.norm()).item()
+
+    return [max(distance(each.weights[update], weights) for each in many.records)
+            for update, weights in enumerate(one.records[0].weights)]
+
+
 def compare(program: str | Path, arguments: Sequence[str] = (), ranks: Sequence[int] = (2, 3), updates: int = 6,
             seconds: float = LIMIT, to_end: bool = False, folder: Path | None = None) -> list[Answer]:
     """An Answer for one process, then for each number of ranks.

@@ -255,11 +255,6 @@ def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().reindex(columns=TABLE_COLUMNS)
 
 
-def updates_per_epoch(samples: int, ranks: int, batch_size: int) -> int:
-    """Steps of each rank: the sampler pads the shards to one length, and the last batch may be smaller."""
-    return math.ceil(math.ceil(samples / ranks) / batch_size)
-
-
 def speedup_table(df: pd.DataFrame, baseline: str | Iterable[str] | None = None) -> pd.DataFrame:
     """How each run compares with its baseline: the table of `seconds_per_epoch` (or `df`, if it is one) and
 

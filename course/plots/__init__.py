@@ -10,7 +10,7 @@ from course.plots import timelines
 from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput, under_ceiling
 from course.plots.files import write_all
 from course.plots.memory import memory
-from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING
+from course.plots.style import GREY
 from course.plots.timelines import films, lanes, timeline
 from course.plots.training import (
     accuracy_by_epoch,

@@ -25,10 +25,10 @@ from course.plots.tables import by_machine, field, machine_of, name_of, need, pl
 LOST = {"oversubscription": PALE, "contention": "#F6DDA8", "communication": "#C5DDF0"}  # where the ranks lose speed
 
 
-def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def seconds_per_epoch(table: pd.DataFrame) -> Axes:
     """One bar a run, from `runs.seconds_per_epoch` or `runs.speedup_table`."""
     need(table, "seconds")
-    ax = ax or plt.subplots()[1]
+    ax = plt.subplots()[1]
     for y, (_, run) in enumerate(table.iterrows()):
         seconds = run["seconds"]
         if pd.isna(seconds):
@@ -44,20 +44,20 @@ def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def throughput(table: pd.DataFrame) -> Axes:
     """Images per second, all ranks together, against world size."""
-    return _by_world_size(table, "images_per_second", "Throughput", "images/s", "{:,.0f}", ax)
+    return _by_world_size(table, "images_per_second", "Throughput", "images/s", "{:,.0f}")
 
 
-def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def speedup(table: pd.DataFrame) -> Axes:
     """Speed-up against world size, beside the ideal line."""
-    return _by_world_size(table, "speedup", "Speed-up", "times as fast as the baseline", "{:.2f}×", ax,
+    return _by_world_size(table, "speedup", "Speed-up", "times as fast as the baseline", "{:.2f}×",
                           ideal=lambda ranks: ranks)
 
 
-def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def efficiency(table: pd.DataFrame) -> Axes:
     """Speed-up / world size in percent, beside the 100 % line."""
-    ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ax, ideal=lambda ranks: 1)
+    ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ideal=lambda ranks: 1)
     percent(ax)
     return ax
 
@@ -93,14 +93,13 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes) -
     return ax
 
 
-def _by_world_size(table, y, title, ylabel, form, ax, ideal=None) -> Axes:
+def _by_world_size(table, y, title, ylabel, form, ideal=None) -> Axes:
     """A point a run, its value written as in `form`, a line through each machine's medians; `ideal` of ranks."""
     need(table, y, "world_size")
     table = table.dropna(subset=["world_size", y]).astype({"world_size": float, y: float})
     if table.empty:
         raise ValueError(f"nothing to draw: the world size of the runs with {y} is not known")
-    ax = ax or plt.subplots()[1]
-    points, key = [], []
+    ax, points, key = plt.subplots()[1], [], []
     for number, rows in enumerate(by_machine(table)):
         style = line_style(number, source_of(rows.iloc[0]))
         ax.plot(rows.groupby("world_size")[y].median(), **style | {"marker": ""})

@@ -81,25 +81,18 @@ def write_in(ax: Axes, x: float, y: float, text, colour, **look) -> None:
 # ---------------------------------------------------------------- bars and axes
 
 
-def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict[str, str], xlabel: str, unit: str = "",
-            predicted: Collection[int] = ()) -> dict[str, str]:
+def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict[str, str], xlabel: str,
+            unit: str = "") -> dict[str, str]:
     """Draw a bar a row, made of its {part: width} from left to right, with its name before and its sum in `unit` after.
-
-    `predicted`: the numbers of the rows that are predictions: pale, with a dotted edge. Returns the
-    colours of the parts that occur.
-    """
+    Returns the colours of the parts that occur."""
     longest = max(sum(parts.values()) for parts in bars)
     digits = max(0, 1 - math.floor(math.log10(longest / 3))) if longest > 0 else 0
     for y, parts in enumerate(bars):
         left = 0.0
         for part, width in parts.items():
-            inside, look = colours[part], {"edgecolor": "white", "linestyle": "-"}
-            if y in predicted:
-                look = {"edgecolor": inside, "linestyle": ":", "linewidth": 3}
-                inside = [1 - 0.4 * (1 - light) for light in mpl.colors.to_rgb(inside)]
-            ax.barh(y, width, left=left, height=0.6, facecolor=inside, **look)
+            ax.barh(y, width, left=left, height=0.6, facecolor=colours[part], edgecolor="white")
             if width > ROOM * longest:
-                write_in(ax, left + width / 2, y, f"{width:.{digits}f}", inside)
+                write_in(ax, left + width / 2, y, f"{width:.{digits}f}", colours[part])
             left += width
         if unit and parts:
             ax.text(left, y, f"  {left:,.1f} {unit}", va="center", fontweight="bold")

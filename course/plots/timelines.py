@@ -52,7 +52,7 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None, length: float | None 
     return ax
 
 
-def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None = None) -> Axes:
+def lanes(film: dict | str | Path, steps: range | None = None) -> Axes:
     """A film of a run, drawn: for each rank what it computes, its messages from call to end, and its waits. While it
     waits it computes nothing: there its forward or backward has a gap.
 
@@ -61,7 +61,7 @@ def lanes(film: dict | str | Path, steps: range | None = None, ax: Axes | None =
     """
     events = _events(film, steps)
     height = 1.5 + 2.6 * events["rank"].nunique()  # three lanes per rank
-    return timeline(events, ax or plt.subplots(figsize=(14, height))[1])
+    return timeline(events, plt.subplots(figsize=(14, height))[1])
 
 
 def films(runs: dict[str, dict | str | Path], step: int) -> list[Axes]:

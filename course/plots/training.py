@@ -24,9 +24,9 @@ def loss_by_time(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
                   "loss (cross-entropy)", ax)
 
 
-def accuracy_by_epoch(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def accuracy_by_epoch(df: pd.DataFrame) -> Axes:
     """Training accuracy of each run, in percent."""
-    ax = curves(df, "epoch", "accuracy", "Training accuracy by epoch", "epoch", "accuracy (% of images)", ax)
+    ax = curves(df, "epoch", "accuracy", "Training accuracy by epoch", "epoch", "accuracy (% of images)")
     percent(ax)
     return ax
 
@@ -72,7 +72,7 @@ def curves(df: pd.DataFrame, x: str, y: str, title: str, xlabel: str, ylabel: st
     return ax
 
 
-def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel: str = "seconds an epoch", unit: str = "") -> Axes:
+def phases(df: pd.DataFrame) -> Axes:
     """Where an epoch's seconds go: data, forward, backward, update, stacked, one bar a run.
 
     Medians over the epochs, without the first epoch, which warms up, if there are more.
@@ -83,15 +83,10 @@ def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel: str = "seconds an e
     for rows in by_run(df):
         medians = rows.reindex(columns=list(columns)).iloc[int(len(rows) > 1):].median()
         bars.append(medians.dropna().rename(columns).to_dict())
-    return _stacked(df, bars, PHASES, "phases not in this log", "Where the time goes", ax, xlabel, unit)
-
-
-def _stacked(df, bars, colours, unknown, title, ax, xlabel, unit="") -> Axes:
-    """A bar a run, made of its {part: seconds}; `unknown` is written where it has none."""
-    ax = ax or plt.subplots()[1]
-    key = stacked(ax, [name_of(rows.iloc[-1], 20) for rows in by_run(df)], bars, colours, xlabel, unit)
+    ax = plt.subplots()[1]
+    key = stacked(ax, [name_of(rows.iloc[-1], 20) for rows in by_run(df)], bars, PHASES, "seconds an epoch")
     for y, parts in enumerate(bars):
         if not parts:
-            ax.text(0, y, f" {unknown}", va="center", color=GREY)
-    head(ax, title, df, key, columns=len(key))
+            ax.text(0, y, " phases not in this log", va="center", color=GREY)
+    head(ax, "Where the time goes", df, key, columns=len(key))
     return ax

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
@@ -38,10 +37,7 @@ def test_ctrl_c_ends_the_ranks_of_the_launcher(tmp_path):
     launcher = subprocess.Popen([LAUNCH[0], str(runner.ROOT / LAUNCH[1]), "2", str(sleeps)], cwd=tmp_path,
                                 env=processes.environment(mark, os.environ), stderr=subprocess.DEVNULL)
     try:
-        give_up = time.monotonic() + runner.LIMIT
-        while not {"0", "1"} <= {file.name for file in tmp_path.iterdir()}:
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
+        runner.wait_for(lambda: {"0", "1"} <= {file.name for file in tmp_path.iterdir()}, "both ranks")
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(runner.LIMIT) != 0
         assert processes.marked(mark) == []

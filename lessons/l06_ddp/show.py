@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course.compare import ratio
 from course.dial import bits, words
-from course.one_process import Answer
+from course.one_process import Answer, distances
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, bare, colour_of, head, line_style, stacked
 
@@ -56,9 +56,7 @@ def proof(answers: dict[str, tuple[Answer, Answer]]) -> Axes:
     ax = plt.subplots(figsize=(11, 5.5))[1]
     notes = []
     for number, (name, (one, many)) in enumerate(answers.items()):
-        [record] = one.records
-        far = [max(distance(each.weights[update], weights) for each in many.records)
-               for update, weights in enumerate(record.weights)]
+        far = distances(one, many)
         ax.plot(range(1, len(far) + 1), far, **line_style(number))
         notes.append((len(far), far[-1], name, colour_of(number)))
     ax.set(yscale="log", xlabel="update", ylabel="distance / norm of the weights", ylim=(1e-18, 10))
@@ -72,14 +70,8 @@ def proof(answers: dict[str, tuple[Answer, Answer]]) -> Axes:
 
 def how_far(one: Answer, many: Answer) -> str:
     """After the last update: "not at all", "in the last digits" or "further"."""
-    far = max(distance(each.weights[-1], one.records[0].weights[-1]) for each in many.records)
+    far = distances(one, many)[-1]
     return "not at all" if not far else "in the last digits" if far < 1e-12 else "further"
-
-
-def distance(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> float:
-    """The norm of the difference, in the norm of `those`."""
-    flat, other = (torch.cat([each[name].flatten() for name in those]) for each in (these, those))
-    return ((flat - other).norm() / other.norm()).item()
 
 
 WAITED = "communication that the update waits for"

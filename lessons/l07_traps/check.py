@@ -3,12 +3,10 @@ whole programs, the traps and the capstone, are judged in capstone.py."""
 
 import copy
 import pickle
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
@@ -123,8 +121,7 @@ def backward(ranks):
 def measure_saved(function, context):
     """How often this rank wrote, and the names in the file. A single process has no process group, as in train.py."""
     if context.world_size > 1:
-        dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=context.rank,
-                                world_size=context.world_size, timeout=timedelta(seconds=context.timeout))
+        context.join()
     model = nn.Sequential(nn.Linear(4, 3))
     file, own, writes, write = Path(context.folder, "model.pt"), list(model.state_dict()), [], torch.save
     torch.save = lambda *args, **options: writes.append(args) or context.rank or write(*args, **options)

@@ -3,21 +3,17 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from lessons.l09_large_batch import record, show
 from tests import runner
 
-TRAIN = ["lessons/start/train.py", "--parts", "ours", "--small", "--images=192", "--epochs=1"]
+SMALL = ["--parts", "ours", "--small", "--images=192", "--epochs=1"]
 
 
-def train(*options, ranks=1):
-    start = [sys.executable] if ranks == 1 else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run([*start, *TRAIN, *options], cwd=runner.ROOT, capture_output=True, text=True, timeout=200)
+def train(*options, ranks=0):
+    return runner.run(ranks, *SMALL, *options, script="lessons/start/train.py")
 
 
 @pytest.mark.weekly
@@ -61,17 +57,16 @@ def test_a_race_names_a_winner_by_the_rule_and_none_where_a_run_missed_the_targe
 
 
 @pytest.mark.weekly
-def test_the_race_runs_the_learners_program(tmp_path, monkeypatch):
-    monkeypatch.chdir(runner.ROOT)
+def test_the_race_runs_the_learners_program(tmp_path):
     mine, made = runner.ROOT / "mine", not (runner.ROOT / "mine").exists()
     if made:
         mine.mkdir()
-        shutil.copy("lessons/start/train.py", mine)
+        shutil.copy(runner.ROOT / "lessons/start/train.py", mine)
     try:
         out = tmp_path / "race.json"
-        subprocess.run([sys.executable, "lessons/l09_large_batch/race.py", "--one=--batch 48", "--two=--batch 96",
-                        "--both=--small --images 192 --epochs 1", "--pairs=1", f"--out={out}"], check=True, timeout=200,
-                       env={**__import__("os").environ, "PYTHONPATH": str(runner.ROOT)})
+        done = runner.run(0, "--one=--batch 48", "--two=--batch 96", "--both=--small --images 192 --epochs 1",
+                          "--pairs=1", f"--out={out}", script="lessons/l09_large_batch/race.py")
+        assert done.returncode == 0, done.stderr
         [pair] = json.loads(out.read_text())
         assert len(pair["one"]["ms"]) == len(pair["two"]["ms"]) == 1
     finally:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -15,16 +13,9 @@ from tests import runner
 CARDS = "lessons/l10_launchers/cards"
 
 
-def run(*command):
-    done = subprocess.run(list(map(str, command)), cwd=runner.ROOT, env=runner.environment(), capture_output=True,
-                          text=True, timeout=runner.LIMIT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.weekly), 3])
 def test_a_rank_reports_what_torchrun_tells_it(ranks):
-    found, _ = who.reports(run(*runner.command(ranks, "lessons/l10_launchers/who.py", "--epochs", 7)))
+    found, _ = who.reports(runner.torchrun(ranks, "--epochs", 7, script="lessons/l10_launchers/who.py").stdout)
     assert [each["rank"]["RANK"] for each in found] == [str(rank) for rank in range(ranks)]
     assert {each["rank"]["WORLD_SIZE"] for each in found} == {str(ranks)}
     assert len({each["parent"] for each in found}) == 1 and not any("RANK" in each["launcher"] for each in found)
@@ -66,15 +57,15 @@ def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
 
 @pytest.mark.weekly
 def test_a_quiet_print_hides_rank_1s_complaint():
-    printed = run(*runner.command(2, f"{CARDS}/quiet_print.py"))
+    printed = runner.run(2, script=f"{CARDS}/quiet_print.py").stdout
     assert "step 1: loss nan" in printed and "no numbers" not in printed and "rank 1 ends" in printed
 
 
 @pytest.mark.weekly
 @pytest.mark.parametrize("processes", [2, 3])
 def test_the_spawned_trainer_trains_and_ends(processes):
-    printed = run(sys.executable, f"{CARDS}/spawn_trainer.py", "--n_gpus", processes, "--images", 400, "--epochs", 2)
-    losses = [float(line.split()[-1]) for line in printed.splitlines()]
+    done = runner.run(0, "--n_gpus", processes, "--images", 400, "--epochs", 2, script=f"{CARDS}/spawn_trainer.py")
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 2 and losses[1] < losses[0]
 
 

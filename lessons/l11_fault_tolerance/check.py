@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -332,8 +331,7 @@ EPOCH, STEP = 1, 4  # where the training is killed
 def measure_kept(made, context):
     """What is there when a training saves, and what another process finds after restore()."""
     if context.world_size > 1:
-        dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=context.rank,
-                                world_size=context.world_size, timeout=timedelta(seconds=context.timeout))
+        context.join()
     one = Training(made, context, 1)
     one.updates(7)
     one.losses = one.losses[-STEP:]
@@ -421,13 +419,10 @@ def measure_fewer(made, context):
         dist.destroy_process_group()
         context.gather(f"ended {count}", True)
         if context.rank >= count:
-            dist.init_process_group("gloo", store=dist.PrefixStore(f"rest {count}", context.store),
-                                    rank=context.rank - count, world_size=OLD_RANKS - count,
-                                    timeout=timedelta(seconds=context.timeout))
+            context.join(f"rest {count}", context.rank - count, OLD_RANKS - count)
             context.gather(f"met {count}", True)
             continue
-        dist.init_process_group("gloo", store=dist.PrefixStore(f"group {count}", context.store), rank=context.rank,
-                                world_size=count, timeout=timedelta(seconds=context.timeout))
+        context.join(f"group {count}", context.rank, count)
         context.gather(f"met {count}", True)
         other = Training(made, context, 2)
         torch.manual_seed(context.rank)  # as train.py does when it starts
@@ -493,9 +488,7 @@ def measure_sharded(made, context):
     context.gather("saved", True)
     dist.destroy_process_group()
     context.gather("ended", True)
-    pair = context.rank // 2
-    dist.init_process_group("gloo", store=dist.PrefixStore(f"pair {pair}", context.store), rank=context.rank % 2,
-                            world_size=2, timeout=timedelta(seconds=context.timeout))
+    context.join(f"pair {context.rank // 2}", context.rank % 2, 2)
     state, right = table(whole=False), table(whole=True)
     returned = mine.load(state, folder)
     if returned is not None and returned is not state:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from course import step_memory
 from course.compare import Ratio, ratio
 from course.dial import words
-from course.one_process import Answer
+from course.one_process import distances  # noqa: F401 (the notebook asks this module)
 from course.plots.labels import write_beside
 from course.plots.style import COLOURS, GREY, colour_of, head, line_key, line_style, name_rows
 
@@ -35,19 +35,6 @@ def written(printed: str, most: int = 600) -> str:
     lines = [re.sub(" {5,}", "    ", line) for line in lines if any(map(str.isalpha, line))]  # no rules of tables
     text = "\n".join(lines)[:most]
     return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
-
-
-def distances(one: Answer, many: Answer) -> list[float]:
-    """After each update: the norm of the difference of all weights, of the farthest rank, in the norm of those of one
-    process."""
-    [record] = one.records
-    return [max(_distance(each.weights[update], weights) for each in many.records)
-            for update, weights in enumerate(record.weights)]
-
-
-def _distance(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> float:
-    flat, other = (torch.cat([each[name].flatten() for name in those]) for each in (these, those))
-    return ((flat - other).norm() / other.norm()).item()
 
 
 def from_one_process(runs: dict[str, list[float]]) -> Axes:
