@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ARROWS = {  # a room imports these, and what these import; tests import all
-    "notebooks": {"lessons"}, "scripts": {"lessons"}, "teach": {"lessons"}, "site": {"lessons", "teach"},
-    "lessons": {"course", "examples", "gallery"}, "gallery": {"course"}, "course": {"trainer"},
+    "notebooks": {"lessons"}, "scripts": {"lessons"}, "teach": {"lessons"}, "site": {"lessons", "teach", "gallery"},
+    "lessons": {"course", "examples"}, "gallery": {"course"}, "course": {"trainer"},
     "trainer": {"root"}, "root": {"trainer"}, "examples": set(), "doctor": set()}
 TORCHLESS = ["trainer.files", "trainer.options", "course.console", "course.interactive", "course.lesson",
              "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs",

@@ -101,7 +101,7 @@ def states(name: str) -> list[list[list[int]]]:
 
 def ring() -> list[dict]:
     """The program's ring on a number for each rank, step by step: {"cells": what each rank holds, "sent": the chunk
-    that each has sent before, "bytes"}."""
+    that each has sent before}."""
     mine, steps, sent = numbers(dist.get_rank(), dist.get_world_size()), [], []
     send = dist.send
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from lessons.l09_large_batch.record import epochs
+from trainer.options import positive
 
 
 def main():
@@ -17,7 +18,7 @@ def main():
     parser.add_argument("--one", required=True, help="options of train.py for one rank")
     parser.add_argument("--two", required=True, help="... for two ranks")
     parser.add_argument("--both", default="", help="... for both")
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--pairs", type=positive(int), default=6)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

@@ -25,10 +25,10 @@ FILE = Path("results/recorded/large-batch/trainings.jsonl")
 COMMAND = ["lessons/start/train.py", "--parts", "ours", "--small"]
 EPOCH = re.compile(r"epoch \d+: loss (\S+), accuracy ([\d.]+), ([\d.]+) ms per update(?:, noise scale (\S+))?")
 SEEDS, TARGET = (0, 1, 2), 0.45
+# {images per update: rates}
 RATES = {16: (0.005, 0.01, 0.02), 32: (0.01, 0.02, 0.04), 64: (0.01, 0.02, 0.04, 0.08), 128: (0.02, 0.04, 0.08, 0.16),
          256: (0.04, 0.08, 0.16), 512: (0.04, 0.08, 0.16, 0.32, 0.64), 1024: (0.08, 0.16, 0.32),
          2048: (0.08, 0.16, 0.32), 3072: (0.08, 0.16, 0.32)}
-# {images per update: rates}
 
 
 def trainings():
