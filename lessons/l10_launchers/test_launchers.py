@@ -15,7 +15,9 @@ CARDS = "lessons/l10_launchers/cards"
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.weekly), 3])
 def test_a_rank_reports_what_torchrun_tells_it(ranks):
-    found, _ = who.reports(runner.torchrun(ranks, "--epochs", 7, script="lessons/l10_launchers/who.py").stdout)
+    done = runner.torchrun(ranks, "--epochs", 7, script="lessons/l10_launchers/who.py")
+    assert done.returncode == 0, done.stderr
+    found, _ = who.reports(done.stdout)
     assert [each["rank"]["RANK"] for each in found] == [str(rank) for rank in range(ranks)]
     assert {each["rank"]["WORLD_SIZE"] for each in found} == {str(ranks)}
     assert len({each["parent"] for each in found}) == 1 and not any("RANK" in each["launcher"] for each in found)
@@ -57,14 +59,16 @@ def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
 
 @pytest.mark.weekly
 def test_a_quiet_print_hides_rank_1s_complaint():
-    printed = runner.run(2, script=f"{CARDS}/quiet_print.py").stdout
-    assert "step 1: loss nan" in printed and "no numbers" not in printed and "rank 1 ends" in printed
+    done = runner.run(2, script=f"{CARDS}/quiet_print.py")
+    assert done.returncode == 0, done.stderr
+    assert "step 1: loss nan" in done.stdout and "no numbers" not in done.stdout and "rank 1 ends" in done.stdout
 
 
 @pytest.mark.weekly
 @pytest.mark.parametrize("processes", [2, 3])
 def test_the_spawned_trainer_trains_and_ends(processes):
     done = runner.run(0, "--n_gpus", processes, "--images", 400, "--epochs", 2, script=f"{CARDS}/spawn_trainer.py")
+    assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 2 and losses[1] < losses[0]
 

@@ -49,9 +49,11 @@ def test_without_the_backward_of_copy_it_is_another_training(tmp_path, monkeypat
     (2, ["--strategy", "tensor", "--batch", 3, "--micro-batches", 2], "must be a multiple of 1 shares"),
     (3, ["--strategy", "fsdp_tp"], "no mesh of pairs"),
     (2, ["--strategy", "diloco"], "EVERY=0: at least 1"),
-    (3, ["--strategy", "hierarchical"], "3 ranks make no nodes of 2")])
+    (2, ["--strategy", "hierarchical"], "2 ranks make no nodes of 0"),
+    (3, ["--strategy", "hsdp", "--parts", "torch"], "3 ranks make no nodes of 0")])
 def test_what_cannot_be_cut_is_refused_in_a_line(ranks, options, message):
-    done = runner.run(ranks, "--parts", "ours", "--updates", 1, *options, script=PROGRAM, EVERY="0")
+    done = runner.run(ranks, "--parts", "ours", "--updates", 1, *options, script=PROGRAM, EVERY="0",
+                      RANKS_PER_NODE="0")
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 

@@ -8,8 +8,8 @@
 
 A strategy is a file with `parallelize(model, make_optimizer)`. Every rank calls it with the same whole model. It
 returns `parallel`, which is called in the model's place, and `optimizer`, with step() and zero_grad().
-`make_optimizer(parameters)` makes an AdamW that follows this program's learning rate. What these ranks or this model
-cannot be, it refuses with `sys.exit("why")`. Where `parallel` has one of these, the program uses it:
+`make_optimizer(parameters)` makes an AdamW that follows this program's learning rate. Where the strategy does not
+fit the ranks or the model, it ends with `sys.exit("why")`. Where `parallel` has one of these, the program uses it:
 
     no_sync()           as DDP's: within it a backward() only adds up; used for all micro-batches but the last
     backward(windows, micro_batches)    forward and backward of all micro-batches; returns their mean loss
@@ -130,6 +130,8 @@ if world_size > 1:
     try:
         parallel, optimizer = strategy.parallelize(model, make_optimizer)
     except SystemExit as refusal:
+        if not isinstance(refusal.code, str):
+            raise
         parser.exit(2, f"--strategy {args.strategy}: {refusal}\n")
 optimizer = optimizer or make_optimizer(model.parameters())
 which, shares = getattr(parallel, "share", (rank, world_size))
