@@ -633,9 +633,10 @@ def run(file: Path | None, first: float) -> int:
     if ranks.rank == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the others end with 1 now, and torchrun would end this rank
         status = concluded(ranks, known, file)
+        end = time.monotonic() + 3
         with contextlib.suppress(Trouble, dist.DistError):  # it may have the store: the others read first
             for rank in range(1, ranks.size):
-                ranks.wait(f"read {rank}", lambda: [], 3 if rank == 1 else 0)
+                ranks.wait(f"read {rank}", lambda: [], max(end - time.monotonic(), 0))
     else:
         ranks.step, status = "rank 0's table", 1
         with contextlib.suppress(Trouble, dist.DistError):
