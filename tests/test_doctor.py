@@ -431,7 +431,7 @@ def test_entries_have_links_once_the_course_is_published(tmp_path, monkeypatch):
     (["no_such.py"], "there is no script no_such.py"), (["--timeout", 0, "main.py"], "0 is not a positive number"),
     (["--scale", "--film", "x.html", "main.py"], "--scale goes alone"),
     (["--steps", "x", "main.py"], "x are no steps"), (["--json", "/no/such/folder/x", "main.py"], "there is no folder"),
-    (["--json", ".", "main.py"], "is no regular file"),
+    (["--json", ".", "main.py"], "is no regular file"), (["--json", "", "main.py"], "is no regular file"),
     (["--json", os.devnull, "main.py"], "is no regular file"), (["--explain", "sam_data"], "near it: same_data,"),
     (["--explain", "xyzzy"], "no finding xyzzy; --explain lists all"),
     ([], "name a script")])

@@ -222,12 +222,14 @@ def test_two_digests_are_alike_up_to_rounding_and_tell_an_order_from_another():
 
 
 @pytest.mark.parametrize("words", [
-    ["--film", "run.txt", "x.py"], ["--film", "/no/folder/run.json", "x.py"], ["--film", "run.json"],
+    ["--film", "run.txt", "x.py"], ["--film", "folder.json", "x.py"],
+    ["--film", "/no/folder/run.json", "x.py"], ["--film", "run.json"],
     ["--film", "run.json", "--json", "y.json", "x.py"], ["--film", "run.json", "--steps", "3:1", "x.py"],
-    ["--steps", "3:8", "x.py"]])
+    ["--steps", "3:8", "x.py"], []])
 def test_bad_words_are_one_line(words, tmp_path, monkeypatch, doctor_ended):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
+    (tmp_path / "folder.json").mkdir()
     status, _, errors = doctor_ended(*words)
     assert status == 2 and len(errors.splitlines()) == 1
 
