@@ -70,7 +70,7 @@ class RankContext:
         return [json.loads(self.store.get(key)) for key in keys]
 
     def join(self, name: str = "group", rank: int | None = None, world_size: int | None = None) -> None:
-        """Join the process group `name`: all ranks' own, or as `rank` of `world_size`."""
+        """Join the process group `name`: as this rank of all ranks, or as `rank` of `world_size`."""
         dist.init_process_group("gloo", store=dist.PrefixStore(name, self.store),
                                 rank=self.rank if rank is None else rank, world_size=world_size or self.world_size,
                                 timeout=timedelta(seconds=self.timeout))
